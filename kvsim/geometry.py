@@ -1,0 +1,131 @@
+"""The shapes every part agrees on: one layer, one request, and the things a policy may need from a trace."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a policy must be given beside the live rows it sees; `option` is the capture option that records it."""
+
+    name: str
+    option: str = ""
+    rows: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.rows})" if self.rows else self.name
+
+
+ATTENTION = Need("attention", "--steps all (every decode step)")
+TRUTH = Need("truth")
+FUTURE = Need("future")
+ALL_LAYERS = Need("all_layers", "--layers all")
+PREFILL_MASS = Need("prefill_mass", "--prefill-mass")
+K_PRE = Need("k_pre", "--k-pre")
+WO_NORM = Need("wo_norm", "--wo-norm")
+
+
+def Window(rows: int) -> Need:
+    """The attention of the last `rows` prompt queries."""
+    return Need("window", f"--window-rows {rows}", rows)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer. `row_bytes` is one token of one kv head, K and V, in the dtype that is billed (`dtype`)."""
+
+    id: int
+    kind: str
+    q_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    row_bytes: int
+    dtype: str
+    softcap: float | None = None
+    window: int | None = None
+    sinks: tuple[float, ...] | None = None
+    rope: str | None = None
+    kv_source_layer: int | None = None
+    captured: bool = True
+    among: tuple[int, ...] = ()  # ids of all attention layers of the model, ascending, captured or not
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one kv head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def key_bytes(self) -> int:
+        """The key's part of `row_bytes`."""
+        return self.row_bytes * self.key_dim // (self.key_dim + self.value_dim)
+
+    @property
+    def value_bytes(self) -> int:
+        return self.row_bytes - self.key_bytes
+
+    def first_visible(self, t: int) -> int:
+        """The lowest position that the query at position t sees (keys with pos > t - window)."""
+        return 0 if self.window is None else max(0, t - self.window + 1)
+
+    def billed(self, dtype: str, captured: str) -> Layer:
+        """The same layer with row bytes in another dtype; rows that are not plain K and V (MLA, quantised) keep theirs."""
+        plain = (self.key_dim + self.value_dim) * ITEMSIZE[captured]
+        rows = self.row_bytes * ITEMSIZE[dtype] // ITEMSIZE[captured] if self.row_bytes == plain else self.row_bytes
+        return replace(self, dtype=dtype, row_bytes=rows)
+
+    def rotate(self, keys: NDArray[np.float64], pos: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Pre-RoPE keys [n, d] at positions [n] -> keys as attention sees them; angles in float64."""
+        if self.rope is None:
+            return keys
+        spec = json.loads(self.rope)
+        d, layout, scaling = spec["rotary_dim"], spec.get("layout", "half"), spec.get("scaling")
+        if layout != "half" or scaling is not None:
+            raise NotImplementedError(f"rope layout {layout!r}, scaling {scaling!r}: only layout 'half' without scaling can be re-applied")
+        angle = np.asarray(pos)[:, None] * spec["theta"] ** (-np.arange(0, d, 2) / d)
+        magnitude = spec.get("magnitude") or 1.0
+        c, s = np.cos(angle) * magnitude, np.sin(angle) * magnitude
+        a, b, out = keys[:, : d // 2], keys[:, d // 2 : d], keys.copy()
+        out[:, : d // 2], out[:, d // 2 : d] = a * c - b * s, b * c + a * s
+        return out
+
+
+@dataclass(frozen=True)
+class Span:
+    """A labelled half-open range of positions; kind "evidence" marks what the answer needs."""
+
+    label: str
+    start: int
+    stop: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and its continuation. roles i8[total]: 0 context, 1 question, 2 forced answer, 3 free answer."""
+
+    id: int
+    prompt: int
+    total: int
+    mode: str
+    roles: NDArray[np.int8]
+    spans: tuple[Span, ...] = field(default=())
+
+    @property
+    def evidence(self) -> tuple[Span, ...]:
+        return tuple(s for s in self.spans if s.kind == "evidence")
+
+    def evidence_mask(self) -> NDArray[np.bool_]:
+        """bool[total]: positions inside an evidence span."""
+        mask = np.zeros(self.total, bool)
+        for s in self.evidence:
+            mask[s.start : s.stop] = True
+        return mask

@@ -1,0 +1,254 @@
+"""The waist: all that a policy author reads, and all that the engine asks of a policy.
+
+Shapes: N steps, Hkv kv heads, G query heads that share one, n live slots of a kv head (ascending positions), P pages, d head dim.
+
+Who calls whom, for one (request, layer):
+    state, ranking = keep.start(prefix, seen)      once, after prefill: the first cut
+    at every step:   read.score(view)  ->  the engine picks pages and attends  ->  keep.step(state, seen)  ->  the engine cuts
+                     ->  store.place(seen): which of the rows left are coded
+A policy ranks and protects; it never sorts, applies a budget, places a row or counts a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Window
+from kvsim.units import Budget, Hold, count
+
+GONE, CODED, FULL = 0, 1, 2
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass
+class State:
+    """What a keep remembers. slots: arrays [Hkv or 1, n] that the engine keeps aligned with the live slots (0 for a new
+    token); other: anything else, plain and copyable."""
+
+    slots: dict[str, NDArray[Any]] = field(default_factory=dict)
+    other: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a policy may look at after a step: the past, and only what it itself read.
+
+    step -1 is the cut after prefill, where `a` is None. Slots where `valid` is False hold nothing (pos -1)."""
+
+    step: int
+    t: int  # position of the newest token
+    pos: Ints  # [Hkv, n], ascending where valid
+    valid: Mask  # [Hkv, n]
+    k: NDArray[np.uint8]  # [Hkv, n]: CODED or FULL, what each row's key is stored as
+    v: NDArray[np.uint8]
+    limit: Ints  # [Hkv]: the hold budget now, in whole tokens
+    a: Floats | None = None  # [Hkv, G, n]: own softmax, 0 where not read; only with ATTENTION in needs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`."""
+
+    take: float = 1.0
+    tier: int = FULL
+    score: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Who should survive. First axis Hkv, or 1: one decision for the whole layer. Higher survives, ties to the lower position."""
+
+    score: Floats  # [Hkv|1, n]; a unit's score is the sum over its slots
+    protect: Mask | None = None  # [Hkv|1, n]: stays full, inside the budget
+    unit: Ints | None = None  # [Hkv|1, n]: slots of one unit share one fate; None: every slot alone
+    stages: tuple[Stage, ...] = (Stage(),)
+    own: float = 1.0  # below 1 the kv heads share the layer's budget, each sure of this part of its own
+
+
+class Codec(Protocol):
+    """A number format for rows. Groups of `tokens` rows are encoded together."""
+
+    @property
+    def tokens(self) -> int: ...
+    def roundtrip(self, x: Floats) -> Floats:
+        """[m, rows, d], m groups of rows -> the values a reader would decode, same shape."""
+        ...
+
+    def layout(self, dim: int) -> tuple[int, int]:
+        """-> (bits of codes per row, bytes of scales and zeros per group of rows)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """How coded rows are stored; None: that side is never coded. keys: encoded before ("pre") or after ("post") RoPE."""
+
+    k: Codec | None
+    v: Codec | None
+    keys: str = "post"
+    ledger: bool = False  # codes outlive a promotion and are reused
+    shadow: bool = False  # promotion restores the original from a host copy
+
+
+class Prefix(Protocol):
+    """What a keep may look at before decoding; each is refused unless declared in `needs`. Columns are the live slots, n of them."""
+
+    layer: Layer
+
+    def mass(self) -> Floats: ...  # [Hq, n]: attention mass of all prompt queries on each key; PREFILL_MASS
+    def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
+    def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
+
+
+@dataclass(frozen=True)
+class View:
+    """What a read policy may look at: N steps at once, P page versions, each to be scored from (query, page) alone.
+
+    page [Hkv, P] is the page's id (-1: padding); a page that still grows appears once per length, so ids may repeat."""
+
+    t: Ints  # [N] positions of the queries
+    q: Floats  # [N, Hkv, G, d]
+    page: Ints  # [Hkv, P]
+    summary: dict[str, NDArray[Any]]  # arrays [Hkv, P, ...] made by the index
+    where: tuple[int, ...]  # request, layer, first kv head: for seeds only
+    truth: Callable[[str], Floats] | None = None  # truth("mass" | "logit") -> [N, Hkv, G, P]; only with TRUTH
+
+
+class Index(Protocol):
+    """A page's summary and what it says about a query. bound: score is never below the best true q·k of the page."""
+
+    bound: ClassVar[bool]
+
+    @property
+    def dtype(self) -> str: ...
+    def summarise(self, keys: Floats, valid: Mask, closed: Mask) -> dict[str, NDArray[Any]]: ...  # [m, S, d], [m, S], [m] -> [m, ...]
+    def score(self, q: Floats, summary: dict[str, NDArray[Any]]) -> Floats: ...  # [N, Hkv, G, d] -> [N, Hkv, G, P], unscaled
+    def numbers(self, dim: int) -> int: ...  # stored numbers per page
+
+
+class Part:
+    """Base of every policy: gives `>>`. A policy is a frozen dataclass of parameters in a file of its own name."""
+
+    kind: ClassVar[str] = ""
+    act: ClassVar[str] = ""  # one line: what it does
+    paper: ClassVar[str] = ""  # where it comes from
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # official defaults: {name: {"source": ..., parameter: value}}
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset()
+
+    def __rshift__(self, other: Part | Chain) -> Chain:
+        return Chain((self,)) >> other  # type: ignore[arg-type]
+
+
+class Keep(Part):
+    """What survives to the next step."""
+
+    kind = "keep"
+    hold: Hold | None = None
+    codecs: Codecs | None = None  # only for one that decides keep and store together
+
+    def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
+        """The state, and the cut after prefill (None: no cut)."""
+        raise NotImplementedError
+
+    def step(self, state: State, seen: Seen) -> Ranking | None:
+        """After the attention of a step: who should survive it (None: no cut now)."""
+        raise NotImplementedError
+
+
+class Store(Part):
+    """At what fidelity a kept row is stored."""
+
+    kind = "store"
+    codecs: Codecs
+
+    def place(self, seen: Seen) -> tuple[Mask, Mask]:
+        """bool[Hkv, n] twice: which keys and which values are coded from now on (whole groups, once coded always coded)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Pages read whatever their score: the newest, those touching [0, sinks), those touching the last `recent` tokens."""
+
+    tail: bool = False
+    sinks: int = 0
+    recent: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read(Part):
+    """Which pages a query loads: a ranking here, the budget and the forced pages applied by the engine."""
+
+    kind = "read"
+    read: Budget | None = None
+    page: int | None = 16
+    sinks: int = 0
+    recent: int = 0
+    tail: str = "free"
+    refresh: int | str = 1
+
+    index: ClassVar[Any] = None
+    heads: ClassVar[Any] = "each"
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        count(self.sinks), count(self.recent)
+        if self.page is not None and (isinstance(self.page, bool) or not isinstance(self.page, int) or self.page < 1):
+            raise WrongUse(f"{name}(page={self.page!r}): expected a page size in tokens, a whole number of 1 or more")
+        if self.tail not in ("forced", "free"):
+            raise WrongUse(f"{name}(tail={self.tail!r}): expected 'forced' or 'free'")
+        if self.refresh != "never" and (isinstance(self.refresh, bool) or not isinstance(self.refresh, int) or self.refresh < 1):
+            raise WrongUse(f"{name}(refresh={self.refresh!r}): expected 'never' or a number of steps of 1 or more")
+
+    @property
+    def forced(self) -> Forced:
+        return Forced(self.tail == "forced", count(self.sinks), count(self.recent))
+
+    def score(self, view: View) -> Floats:
+        """[N, Hkv, G, P], higher is read first; no state."""
+        raise NotImplementedError
+
+
+KINDS = ("keep", "store", "read")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """keep >> store >> read, each at most once and in this order."""
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        ranks = [KINDS.index(p.kind) for p in self.parts]
+        if ranks != sorted(set(ranks)):
+            shown = " >> ".join(f"{type(p).__name__} ({p.kind})" for p in self.parts)
+            raise WrongUse(f"{shown}: the order is keep >> store >> read, each at most once")
+
+    def __rshift__(self, other: Part | Chain) -> Chain:
+        return Chain(self.parts + (other.parts if isinstance(other, Chain) else (other,)))
+
+    def part(self, kind: str) -> Any:
+        """The keep, store or read of this chain, or None."""
+        return next((p for p in self.parts if p.kind == kind), None)
+
+    def with_part(self, part: Part) -> Chain:
+        return Chain(tuple(part if p.kind == part.kind else p for p in self.parts))
+
+
+__all__ = [
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
+    "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Need", "Part", "Prefix", "Ranking",
+    "Read", "Seen", "Stage", "State", "Store", "View", "Window", "count", "replace",
+]  # fmt: skip

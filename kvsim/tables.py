@@ -1,0 +1,121 @@
+"""The schemas of a trace and of a run, their versions, and the one way columns become Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TRACE_SCHEMA = "kvsim.trace/1"
+RUN_SCHEMA = "kvsim.run/1"
+
+_i8, _i16, _i32, _i64, _f32, _f64 = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()
+_text, _flag = pa.string(), pa.bool_()
+
+
+def _schema(required: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None) -> pa.Schema:
+    fields = [pa.field(n, t, nullable=False) for n, t in required.items()] + [pa.field(n, t) for n, t in (optional or {}).items()]
+    return pa.schema(fields)
+
+
+# ------------------------------------------------------------------------------------------------ trace
+SPAN = pa.struct([pa.field("label", _text), pa.field("start", _i32), pa.field("stop", _i32), pa.field("kind", _text)])
+
+REQUESTS = _schema(
+    {"request": _i32, "prompt_tokens": _i32, "total_tokens": _i32, "mode": _text},
+    {"token_ids": pa.list_(_i32), "roles": pa.list_(_i8), "spans": pa.list_(SPAN), "text": _text, "meta": _text},
+)
+LAYERS = _schema(
+    {"layer": _i16, "kind": _text, "q_heads": _i16, "kv_heads": _i16, "key_dim": _i16, "value_dim": _i16, "scale": _f64},
+    {"softcap": _f64, "window": _i32, "sinks": pa.list_(_f64), "rope": _text, "row_bytes": _i32, "kv_source_layer": _i16, "captured": _flag},
+)
+PREFILL = _schema({"q_head": _i16, "pos": _i32, "mass": _f32, "queries": _i32})
+VALUES = _schema({"q_head": _i16, "pos": _i32, "wo_norm": _f32})
+
+
+def kv_schema(key_bytes: int, value_bytes: int, k_pre: bool) -> pa.Schema:
+    """kv rows of one layer; vectors are raw little-endian bits of fixed size."""
+    columns = {"kv_head": _i16, "pos": _i32, "k": pa.binary(key_bytes), "v": pa.binary(value_bytes)}
+    return _schema(columns | ({"k_pre": pa.binary(key_bytes)} if k_pre else {}))
+
+
+def q_schema(key_bytes: int, value_bytes: int, out: bool, lse: bool) -> pa.Schema:
+    """query rows of one layer."""
+    columns = {"kv_head": _i16, "q_head": _i16, "pos": _i32, "decode_step": _i32, "q": pa.binary(key_bytes)}
+    optional = ({"lse": _f32} if lse else {}) | {"first_key": _i32}
+    return _schema(columns | ({"out": pa.binary(value_bytes)} if out else {}), optional)
+
+
+# ------------------------------------------------------------------------------------------------ run
+_policy = pa.dictionary(_i32, _text)
+_UNIT = {"policy": _policy, "request": _i32, "layer": _i16}
+
+LEDGER = _schema(
+    _UNIT
+    | {"kv_head": _i16, "step": _i32, "pos": _i32}
+    | dict.fromkeys(("visible_tokens", "held_tokens", "full_tokens", "quant_tokens", "host_tokens", "evicted_tokens"), _i32)
+    | {"read_tokens": _i32}
+    | dict.fromkeys(
+        ("resident_bytes", "index_resident_bytes", "meta_resident_bytes", "host_resident_bytes", "ssd_resident_bytes", "read_bytes")
+        + ("index_bytes", "meta_bytes", "score_bytes", "host_read_bytes", "ssd_read_bytes", "write_bytes", "moved_in_bytes")
+        + ("moved_out_bytes", "collective_bytes"),
+        _i64,
+    ),
+    {"asked": _f64, "asked_unit": _text, "read_pages": _i32, "read_runs": _i32, "resident_page_bytes": _i64, "page_bytes": _i64},
+)
+HEADS = _schema(
+    _UNIT
+    | {"q_head": _i16, "step": _i32, "role": _i8, "dense": _flag}
+    | dict.fromkeys(("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass", "mass_quant", "mass_host", "far_mass"), _f32)
+    | dict.fromkeys(("top1_recall", "top10_recall", "top64_recall", "rel_l2", "cosine", "out_bound"), _f32)
+    | {"read_tokens": _i32, "rounds": _i32},
+    dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
+    | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
+    | {"read_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32},
+)
+CURVES = _schema(
+    _UNIT
+    | {"q_head": _i16, "role": _i8, "pages": _i32, "tokens": _i32}
+    | dict.fromkeys(("union_pages_mean", "read_bytes_mean"), _f64)
+    | dict.fromkeys(("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32),
+    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32),
+)
+PLANS = _schema(_UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)})
+RUNS = pa.list_(pa.struct([pa.field("start", _i32), pa.field("stop", _i32), pa.field("tier", _i8), pa.field("level", _i8)]))
+TIERS = _schema(_UNIT | {"kv_head": _i16, "step": _i32, "runs": RUNS})
+EVENTS = _schema(
+    _UNIT | {"kv_head": _i16, "step": _i32} | dict.fromkeys(("promoted", "demoted", "evicted", "aged_in", "requantised"), _i32),
+    {"churn": _f32, "hold_tokens": _i32, "asked": _f64, "asked_unit": _text},
+)
+
+RUN_TABLES: dict[str, pa.Schema] = {"ledger": LEDGER, "heads": HEADS, "curves": CURVES, "plans": PLANS, "tiers": TIERS, "events": EVENTS}
+
+
+def table(name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None) -> pa.Table:
+    """Columns (numpy arrays, lists, or one scalar for all rows) -> a run table of that name; NaN is null where null is allowed.
+
+    Raises pyarrow.ArrowInvalid when a column does not fit its type."""
+    schema = schema or RUN_TABLES[name]
+    rows = next(len(c) for c in columns.values() if not np.isscalar(c) and c is not None)
+    arrays = []
+    for f in schema:
+        x = columns.get(f.name)
+        if x is None:
+            arrays.append(pa.nulls(rows, f.type))
+        elif pa.types.is_dictionary(f.type):
+            arrays.append(pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [x]))
+        elif np.isscalar(x):
+            arrays.append(pa.repeat(pa.scalar(x, f.type), rows))
+        else:
+            arrays.append(pa.array(x, f.type, from_pandas=f.nullable))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def write(path: Path, tables: Sequence[pa.Table]) -> None:
+    """The rows of `tables`, one after the other, as one zstd Parquet file."""
+    whole = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    pq.write_table(whole, path, compression="zstd")

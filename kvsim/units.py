@@ -1,0 +1,96 @@
+"""Typed quantities: budgets that carry their unit. Values only; the allocator turns them into whole tokens and pages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvsim.errors import WrongUse
+
+
+def _positive(unit: str, x: object, whole: bool) -> None:
+    number = isinstance(x, int) if whole else isinstance(x, (int, float))
+    if isinstance(x, bool) or not number or not math.isfinite(x) or x <= 0:
+        raise WrongUse(f"{unit}({x!r}): expected a {'whole number' if whole else 'number'} above 0, for example {unit}({16 if whole else 0.5})")
+
+
+@dataclass(frozen=True)
+class tokens:
+    """n whole tokens."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _positive("tokens", self.n, whole=True)
+
+
+@dataclass(frozen=True)
+class pages:
+    """n whole pages; a read budget only, because what is kept has no page size."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _positive("pages", self.n, whole=True)
+
+
+@dataclass(frozen=True)
+class share:
+    """The part x (0 < x <= 1) of the tokens visible at the step, of the prompt, or of the request's total length."""
+
+    x: float
+    of: str = "visible"
+
+    def __post_init__(self) -> None:
+        _positive("share", self.x, whole=False)
+        if self.x > 1:
+            raise WrongUse(f"share({self.x!r}): expected at most 1, the whole; a count of tokens is written tokens({self.x!r})")
+        if self.of not in ("visible", "prompt", "total"):
+            raise WrongUse(f"share(of={self.of!r}): expected 'visible', 'prompt' or 'total'")
+
+
+@dataclass(frozen=True)
+class kib:
+    """x KiB (1024 bytes) of K and V rows per kv head."""
+
+    x: float
+
+    def __post_init__(self) -> None:
+        _positive("kib", self.x, whole=False)
+
+    @property
+    def bytes(self) -> float:
+        return self.x * 2**10
+
+
+@dataclass(frozen=True)
+class mib:
+    """x MiB (1024 KiB) of K and V rows per kv head."""
+
+    x: float
+
+    def __post_init__(self) -> None:
+        _positive("mib", self.x, whole=False)
+
+    @property
+    def bytes(self) -> float:
+        return self.x * 2**20
+
+
+Hold = tokens | share | kib | mib
+Budget = tokens | pages | share | kib | mib
+HOLD_UNITS = (tokens, share, kib, mib)
+READ_UNITS = (tokens, pages, share, kib, mib)
+
+
+def count(x: int | tokens) -> int:
+    """A plain count of tokens (sinks=, recent=, window=, ...), written 4 or tokens(4)."""
+    n = x.n if isinstance(x, tokens) else x
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise WrongUse(f"{x!r}: expected a count of tokens, a whole number of 0 or more")
+    return n
+
+
+def whole(x: float) -> int:
+    """A real number of tokens, pages or windows rounded down; 28.999999999999996 is 29 (0.29 of 100 in float64)."""
+    return math.floor(x + 1e-9)
