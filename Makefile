@@ -1,0 +1,51 @@
+# `make demo` and `make test` are all the set-up there is: both build .venv from constraints.txt the first time.
+PYTHON ?= python3
+CASES ?= ../shared/cases
+JOBS ?= 2
+BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check --no-cache-dir -c constraints.txt
+
+# Nothing from outside the checkout: neither modules nor another environment.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PYTHONNOUSERSITE = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types docs bench cases
+
+help:  ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+
+demo: .venv/ready  ## replay the bundled trace, write demo.html
+	@$(BIN)/kvsim demo -o demo.html
+
+test: lint types  ## lint, types and every test; BROWSER=0 leaves out those that open a page in Chromium
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(if $(filter 0,$(BROWSER)),-m "not browser")
+
+lint: .venv/ready  ## ruff (rules and format), and who may import whom
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check . || { echo "mend with: $(BIN)/ruff format ." >&2; exit 1; }
+	@$(BIN)/lint-imports --no-logo >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
+
+types: .venv/ready  ## mypy, strict on kvsim/
+	@$(BIN)/mypy --no-error-summary
+
+docs: .venv/ready  ## links, commands and policies of the docs
+	@$(BIN)/python -m pytest -q tests/test_docs.py
+
+bench: .venv/peers  ## races against other people's code (installs torch, for this verb only)
+	@$(BIN)/python benchmarks/run.py
+
+cases: .venv/ready  ## replay the cases with known answers in CASES and compare
+	@$(BIN)/python tools/cases.py $(CASES) --jobs $(JOBS)
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "kvsim needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1): try make PYTHON=python3.11" >&2; exit 1; }
+	@echo "making .venv (once)" >&2
+	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make an environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv/peers: .venv/ready
+	@$(INSTALL) -e '.[peers]'
+	@touch $@
