@@ -2,7 +2,7 @@
 
     python tools/cases.py FOLDER [PART OF A NAME] [--jobs N] [--kvsim COMMAND]
 
-FOLDER holds cases.json, its traces and tables, and the modules check_all.py and compare.py that know how to run and compare one case.
+FOLDER holds cases.json, traces, tables, and the modules check_all.py and compare.py, which know how to run and compare one case.
 A case whose policy the language does not know (yet) is counted apart: it neither passes nor fails. Exit 0 when none failed."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN = re.compile(r"\bunknown (?P<what>[a-z ]+?)[: ]+'?(?P<name>[\w.]+)")
 
 
 def unbuilt(case: Case, exit_code: int, line: str, policies: set[str]) -> bool:
-    """Whether kvsim refused a case because the language lacks a word of it: for a refusal only a policy, and one that other cases use."""
+    """Whether the language lacks a word of the case; where a refusal is expected, only a policy that other cases use."""
     unknown = UNKNOWN.search(line)
     if exit_code != 2 or not unknown:
         return False
