@@ -1,0 +1,81 @@
+"""The docs name everything there is, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvsim import tables
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "traces").glob("*.md"), *(ROOT / "changes").glob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that headings of a page answer to."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+def broken(page: Path) -> list[str]:
+    found = []
+    for link in LINK.findall(page.read_text()):
+        path, _, fragment = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (fragment and fragment not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", [str(p.relative_to(ROOT)) for p in PAGES])
+def test_links_lead_somewhere(page):
+    assert broken(ROOT / page) == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Here\n[a](#here) [b](#there) [c](gone.md) [d](page.md#here) [e](https://example.org)")
+    assert broken(page) == ["#there", "gone.md"]
+
+
+def test_every_page_of_docs_is_in_the_index():
+    index = (DOCS / "index.md").read_text()
+    assert not [p for p in DOCS.rglob("*.md") if p.name != "index.md" and f"({p.relative_to(DOCS)})" not in index]
+
+
+@pytest.mark.parametrize("table", tables.RUN_TABLES)
+def test_every_column_of_a_run_is_defined(table):
+    sections = re.split(r"^## ", (DOCS / "tables.md").read_text(), flags=re.MULTILINE)
+    [section] = [s for s in sections if s.startswith(f"{table}:") or s.startswith(f"{table} ")]
+    assert not set(tables.RUN_TABLES[table].names) - set(re.findall(r"\w+", section))
+
+
+def test_every_column_of_a_trace_is_defined():
+    text = (DOCS / "trace-format.md").read_text()
+    schemas = [
+        tables.REQUESTS,
+        tables.LAYERS,
+        tables.PREFILL,
+        tables.VALUES,
+        tables.kv_schema(2, 2, True),
+        tables.q_schema(2, 2, True, True),
+    ]
+    assert not sorted({c for schema in schemas for c in schema.names if f"`{c}`" not in text})
+
+
+def test_every_policy_has_an_entry_with_its_parameters():
+    language = pytest.importorskip("kvsim.policies.language", exc_type=ModuleNotFoundError)
+    entries = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", (DOCS / "policies.md").read_text(), re.MULTILINE | re.DOTALL))
+    assert not sorted(set(language.known()) - set(entries))
+
+
+def test_every_command_has_an_entry_with_its_options():
+    cli = pytest.importorskip("kvsim.cli", exc_type=ModuleNotFoundError)
+    text = (DOCS / "commands.md").read_text()
+    assert not [c for c in cli.commands() if f"kvsim {c}" not in text]
