@@ -1,0 +1,284 @@
+"""A trace as it lies on disk: the manifest or the journal, safe paths, sizes, Parquet footers, columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvsim.errors import BadTrace
+from kvsim.tables import TRACE_SCHEMA
+from kvsim.trace.bits import RAW, Raw
+
+DRAFT = b"kvsim.manifest"  # footer key of the layers table: the manifest as known before the capture completed
+AGAIN = "copy or capture it again"
+_TABLE = re.compile(r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet")
+
+Key = tuple[str, int, int]  # table, request, layer; -1 where a table has none
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One closed Parquet file. `name` is its path inside the trace; printed, it is where a reader finds it."""
+
+    name: str
+    file: Path
+    footer: pq.FileMetaData = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    @property
+    def rows(self) -> int:
+        return int(self.footer.num_rows)
+
+    @cached_property
+    def columns(self) -> dict[str, pa.DataType]:
+        schema = self.footer.schema.to_arrow_schema()
+        return dict(zip(schema.names, schema.types, strict=True))
+
+    def byte_width(self, column: str) -> int:
+        """Of a vector column; 0 when it is not there or not of fixed size."""
+        found = self.columns.get(column)
+        return found.byte_width if found is not None and pa.types.is_fixed_size_binary(found) else 0
+
+    def leaf(self, column: str) -> int:
+        """Where a column stands among the leaves of the Parquet schema."""
+        schema = self.footer.schema
+        return next(i for i in range(len(schema)) if schema.column(i).path == column)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files of a trace, sizes and footers checked; segments in the order of their names."""
+
+    root: Path
+    manifest: dict[str, Any]
+    sha256: str  # of manifest.json; of journal.jsonl when partial
+    partial: bool
+    segments: dict[Key, tuple[Segment, ...]]
+
+    def of(self, table: str, request: int = -1, layer: int = -1) -> tuple[Segment, ...]:
+        return self.segments.get((table, request, layer), ())
+
+
+def open_folder(root: Path, allow_partial: bool = False) -> Folder:
+    """Manifest, sizes and footers of the trace in `root`. Raises BadTrace."""
+    if not root.is_dir():
+        raise BadTrace(f"{root}: no such folder; expected a trace, a folder with manifest.json")
+    file = root / "manifest.json"
+    partial = not file.exists()
+    if not partial:
+        raw = file.read_bytes()
+        manifest = _manifest(file, raw)
+        files = manifest["files"]
+    else:
+        file = root / "journal.jsonl"
+        if not file.exists():
+            raise BadTrace(f"{root}: not a trace: it has neither manifest.json nor journal.jsonl")
+        if not allow_partial:
+            raise BadTrace(
+                f"{root}: manifest.json is missing, so the capture did not complete and the trace is partial; capture again, "
+                "or read its closed segments with allow_partial=True"
+            )
+        raw = file.read_bytes()
+        files = _journal(file, raw)
+        manifest = {"schema": TRACE_SCHEMA, "status": "partial", "files": files}
+    segments: dict[Key, list[Segment]] = {}
+    for name in sorted(files):
+        path = _checked(root, name, files[name], "journal" if partial else "manifest")
+        if match := _TABLE.fullmatch(name):
+            one, table, request, layer = match.groups()
+            key = (one, -1, -1) if one else (table, int(request), int(layer))
+            segments.setdefault(key, []).append(_segment(name, path, files[name]))
+    for table in ("requests", "layers"):
+        if (table, -1, -1) not in segments:
+            raise BadTrace(f"{root}: the table {table} is missing: {file.name} lists no {table}/part-*.parquet; {AGAIN}")
+    if partial:
+        segments["requests", -1, -1] = segments["requests", -1, -1][-1:]  # a capture may describe its requests anew as it ends
+        manifest |= _draft(segments["layers", -1, -1][0])
+    return Folder(root, manifest, hashlib.sha256(raw).hexdigest(), partial, {k: tuple(s) for k, s in segments.items()})
+
+
+def _manifest(file: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        manifest = json.loads(raw)
+    except ValueError as e:
+        raise BadTrace(f"{file}: not JSON ({e}): the file was altered; {AGAIN}") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise BadTrace(f"{file}: expected an object with schema, kind, status, dtype and files; {AGAIN}")
+    schema = manifest.get("schema")
+    if schema != TRACE_SCHEMA and not str(schema).startswith(f"{TRACE_SCHEMA}."):
+        raise BadTrace(
+            f"{file}: schema is {schema!r}; this kvsim reads {TRACE_SCHEMA!r}: convert the trace or use another version of kvsim"
+        )
+    for name, expected in (
+        ("kind", ("attention",)),
+        ("status", ("complete",)),
+        ("byte_order", ("little",)),
+        ("dtype", tuple(RAW)),
+    ):
+        if manifest.get(name) not in expected:
+            raise BadTrace(f"{file}: {name} is {manifest.get(name)!r}; expected {' or '.join(map(repr, expected))}")
+    return manifest
+
+
+def _journal(file: Path, raw: bytes) -> dict[str, Any]:
+    """path -> {bytes, sha256, rows}; a last line without its end was being written when the capture was killed."""
+    files = {}
+    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
+        try:
+            entry = json.loads(line)
+            files[str(entry["path"])] = entry
+        except (ValueError, KeyError, TypeError):
+            raise BadTrace(
+                f"{file}: line {number} is not a segment (path, bytes, sha256, rows): the journal was altered; capture again"
+            ) from None
+    return files
+
+
+def _draft(layers: Segment) -> dict[str, Any]:
+    draft = (layers.footer.metadata or {}).get(DRAFT)
+    return dict(json.loads(draft)) if draft else {}
+
+
+def _checked(root: Path, name: str, entry: Any, lister: str) -> Path:
+    """The file of a listed path: inside the trace, there, of the listed size."""
+    path = root / name
+    if name.startswith("/") or "\\" in name or ".." in name.split("/") or not path.resolve().is_relative_to(root.resolve()):
+        raise BadTrace(f"{path}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
+    if not path.is_file():
+        raise BadTrace(f"{path}: the {lister} lists it and it is missing; {AGAIN}")
+    size, listed = path.stat().st_size, entry.get("bytes") if isinstance(entry, dict) else None
+    if size != listed:
+        what = "truncated" if isinstance(listed, int) and size < listed else "altered"
+        raise BadTrace(f"{path}: {size} bytes, the {lister} says {listed}: the file is {what}; {AGAIN}")
+    return path
+
+
+def _segment(name: str, path: Path, entry: dict[str, Any]) -> Segment:
+    with _parquet(path):
+        footer = pq.read_metadata(path, memory_map=True)
+    if footer.num_rows != entry.get("rows", footer.num_rows):
+        raise BadTrace(f"{path}: {footer.num_rows} rows, listed as {entry['rows']}: the file was altered; {AGAIN}")
+    return Segment(name, path, footer)
+
+
+@contextmanager
+def _parquet(where: object) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as e:
+        raise BadTrace(f"{where}: cannot be read as Parquet ({str(e).splitlines()[0]}): the file was altered; {AGAIN}") from None
+
+
+# ------------------------------------------------------------------------------------------------ columns
+def check_columns(segment: Segment, schema: pa.Schema) -> None:
+    """Every required column of `schema` is there, every column of the schema has its type; others are ignored. Raises BadTrace."""
+    columns = segment.columns
+    for f in schema:
+        if f.name not in columns:
+            if not f.nullable:
+                raise BadTrace(f"{segment}: the column {f.name!r} is missing; expected {f.type}")
+        elif not _same(columns[f.name], f.type):
+            raise BadTrace(f"{segment}: the column {f.name!r} is {columns[f.name]}; expected {f.type}")
+
+
+def _same(a: pa.DataType, b: pa.DataType) -> bool:
+    """Equal types, whatever the offsets' width, the children's names or whether they may be null."""
+    if pa.types.is_struct(a) and pa.types.is_struct(b):
+        return {f.name for f in b} <= {f.name for f in a} and all(_same(a.field(f.name).type, f.type) for f in b)
+    if pa.types.is_list(b):
+        return (pa.types.is_list(a) or pa.types.is_large_list(a)) and _same(a.value_type, b.value_type)
+    return bool(a == b or (pa.types.is_large_string(a) and pa.types.is_string(b)))
+
+
+def read_rows(segments: Sequence[Segment], schema: pa.Schema) -> list[dict[str, Any]]:
+    """A small table as Python rows, missing optional columns as None. Raises BadTrace."""
+    rows: list[dict[str, Any]] = []
+    for s in segments:
+        check_columns(s, schema)
+        with _parquet(s):
+            found = pq.read_table(s.file, columns=[n for n in schema.names if n in s.columns], partitioning=None).to_pylist()
+        for i, row in enumerate(found):
+            for f in schema:
+                if row.setdefault(f.name, None) is None and not f.nullable:
+                    raise BadTrace(f"{s}: row {i}: {f.name} is null; expected {f.type}")
+        rows += found
+    return rows
+
+
+def read_columns(segment: Segment, names: Sequence[str]) -> list[Raw]:
+    """Small columns of one file as numpy arrays. Raises BadTrace."""
+    with _parquet(segment), pq.ParquetFile(segment.file, metadata=segment.footer, memory_map=True) as f:
+        table = f.read(columns=list(names), use_threads=False)
+    for name in names:
+        if table[name].null_count and name != "lse":
+            raise BadTrace(f"{segment}: the column {name!r} has {table[name].null_count} nulls; expected none")
+    return [table[name].to_numpy() for name in names]
+
+
+def vectors(segment: Segment, group: int, column: str, dtype: str) -> Raw:
+    """One row group of a vector column, [rows, d]; a view of the mapped file where it holds the bits as they are. Raises BadTrace."""
+    width = segment.byte_width(column)
+    rows, raw = segment.footer.row_group(group).num_rows, RAW[dtype]
+    offset = plain_offset(segment, group, column)
+    if offset is not None:
+        values = np.frombuffer(mapped(segment), raw, rows * width // raw.itemsize, offset)
+        return values.reshape(rows, -1)
+    with _parquet(segment), pq.ParquetFile(segment.file, metadata=segment.footer, memory_map=True) as f:
+        array = f.read_row_group(group, columns=[column], use_threads=False)[column].combine_chunks()
+    if array.null_count:
+        raise BadTrace(f"{segment}: the column {column!r} has {array.null_count} nulls; expected none")
+    values = np.frombuffer(array.buffers()[1], raw, rows * width // raw.itemsize, array.offset * width)
+    return values.reshape(rows, -1)
+
+
+def mapped(segment: Segment) -> mmap.mmap:
+    with segment.file.open("rb") as f:
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def plain_offset(segment: Segment, group: int, column: str) -> int | None:
+    """Where in the file the values of a row group lie one after the other, or None when they have to be decoded.
+
+    That is so for an uncompressed chunk of one PLAIN page of a column without nulls: its values end the chunk. The page's size is
+    the second field of its header (Thrift compact protocol, https://parquet.apache.org/docs/file-format/data-pages/)."""
+    index = segment.leaf(column)
+    chunk = segment.footer.row_group(group).column(index)
+    levels = segment.footer.schema.column(index).max_definition_level
+    if (
+        chunk.compression != "UNCOMPRESSED"
+        or levels
+        or chunk.has_dictionary_page
+        or not set(chunk.encodings) <= {"PLAIN", "RLE", "BIT_PACKED"}
+    ):
+        return None
+    values, start = chunk.num_values * segment.byte_width(column), chunk.data_page_offset
+    end = start + chunk.total_compressed_size
+    with segment.file.open("rb") as f:
+        f.seek(start)
+        head = f.read(16)
+    fits = end <= segment.file.stat().st_size and head[:3] == b"\x15\x00\x15" and _zigzag(head[3:]) == values
+    return end - values if fits else None
+
+
+def _zigzag(data: bytes) -> int:
+    """The signed number that starts `data`: seven bits a byte, the sign in the lowest bit."""
+    n = 0
+    for i, byte in enumerate(data):
+        n |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            break
+    return n >> 1 ^ -(n & 1)
