@@ -52,7 +52,7 @@ def test_every_page_of_docs_is_in_the_index():
 @pytest.mark.parametrize("table", tables.RUN_TABLES)
 def test_every_column_of_a_run_is_defined(table):
     sections = re.split(r"^## ", (DOCS / "tables.md").read_text(), flags=re.MULTILINE)
-    [section] = [s for s in sections if s.startswith(f"{table}:") or s.startswith(f"{table} ")]
+    [section] = [s for s in sections if s.startswith((f"{table}:", f"{table} "))]
     assert not set(tables.RUN_TABLES[table].names) - set(re.findall(r"\w+", section))
 
 
