@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tools.cases import policies_used, unbuilt
 from tools.changelog import main as assemble
 
-BOOK = [
+BOOK: list[dict[str, Any]] = [
     {"expect": "tables", "policy": "full() >> quest(read=exact(r=5))"},
     {"expect": "tables", "policy": ["snapkv(hold=tokens(4))", "full()"]},
     {"expect": "refuse", "policy": "full() >> qest(read=tokens(32))"},
