@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,8 @@ from pkgutil import iter_modules
 import pytest
 
 from kvsim import tables
+from kvsim.policies.language import load_file, parse
+from kvsim.units import tokens
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -87,6 +90,26 @@ def test_every_policy_has_an_entry_with_its_parameters(name):
     shared = re.findall(r"^## Read\n(.*?)^###", text, re.MULTILINE | re.DOTALL)[0]
     told = set(re.findall(r"(\w+)=", entries[name] + shared))
     assert not {f.name for f in fields(policies()[name])} - told
+
+
+def expressions() -> set[str]:
+    """What the docs put in quotes as a policy."""
+    quoted = {q for page in PAGES for q in re.findall(r'"([^"\n]+\))"', page.read_text())}
+    return {q for q in quoted if q.split("(")[0] in policies()}
+
+
+@pytest.mark.parametrize("expression", sorted(expressions()))
+def test_every_expression_of_the_docs_is_one(expression):
+    assert parse(expression).part("read")
+
+
+def test_the_policy_of_the_docs_passes_the_conformance_suite(tmp_path):
+    conformance = pytest.importorskip("kvsim.conformance", exc_type=ModuleNotFoundError)
+    section = (DOCS / "policies.md").read_text().split("## Your own policy")[1]
+    code = textwrap.dedent(re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE)[1])
+    (tmp_path / "last_look.py").write_text(code)
+    found = load_file(tmp_path / "last_look.py")
+    conformance.check_policy(found["last_look"](hold=tokens(12)))
 
 
 def test_every_command_has_an_entry_with_its_options():
