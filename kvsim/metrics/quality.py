@@ -1,0 +1,80 @@
+"""What a policy lost, from `heads`: every number a ratio of sums over the rows of one group, so groups of any size compare."""
+
+from __future__ import annotations
+
+import polars as pl
+
+FLOOR = 1e-3  # a ratio whose denominator sums below it says nothing
+
+MEASURES = ("mass_recall", "far_recall", "evidence_recall", "rel_l2")
+
+
+def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
+    """Sum over sum of a group, null where the sum of `whole` is below 1e-3; a row with a null on either side counts on neither."""
+    both = part.is_not_null() & whole.is_not_null()
+    top, below = (x.cast(pl.Float64).filter(both).sum() for x in (part, whole))
+    return pl.when(below >= FLOOR).then(top / below)
+
+
+def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
+    """heads -> one row per policy and `by`, sorted: rows, the four measures, where the mass went, rel_l2_p95, read_tokens.
+
+    mass_recall, rel_l2: means. far_recall, evidence_recall: ratios of sums. missed_mass = mass evicted + mass unread.
+    read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
+    mean = {n: pl.col(n).cast(pl.Float64).mean() for n in ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass", "rel_l2")}
+    return (
+        heads.group_by("policy", *by)
+        .agg(
+            pl.len().alias("rows"),
+            mean["mass_recall"],
+            ratio(pl.col("far_recall") * pl.col("far_mass"), pl.when(pl.col("far_recall").is_not_null()).then("far_mass")).alias("far_recall"),
+            ratio(pl.col("evidence_read"), pl.col("evidence_dense")).alias("evidence_recall"),
+            mean["rel_l2"],
+            pl.col("rel_l2").cast(pl.Float64).quantile(0.95, "linear").alias("rel_l2_p95"),
+            mean["mass_evicted"],
+            mean["mass_unread"],
+            (pl.col("mass_evicted") + pl.col("mass_unread")).cast(pl.Float64).mean().alias("missed_mass"),
+            mean["learned_sink_mass"],
+            pl.col("read_tokens").cast(pl.Float64).mean(),
+        )
+        .sort("policy", *by)
+        .collect()
+    )
+
+
+FATES = ("read, full precision", "read, coded", "read from the host", "kept but not read", "gone for good", "learned sink")
+
+
+def fate(heads: pl.LazyFrame) -> pl.DataFrame:
+    """heads -> policy, part (one of FATES), order, mass: the mean dense attention mass by what became of it; a policy's six sum to 1."""
+    parts = (
+        pl.col("mass_recall") - pl.col("mass_quant") - pl.col("mass_host"),
+        pl.col("mass_quant"),
+        pl.col("mass_host"),
+        pl.col("mass_unread"),
+        pl.col("mass_evicted"),
+        pl.col("learned_sink_mass"),
+    )
+    return (
+        heads.group_by("policy")
+        .agg(x.cast(pl.Float64).mean().alias(name) for name, x in zip(FATES, parts, strict=True))
+        .unpivot(index="policy", variable_name="part", value_name="mass")
+        .with_columns(order=pl.col("part").replace_strict({n: i for i, n in enumerate(FATES)}, return_dtype=pl.Int8))
+        .sort("policy", "order")
+        .collect()
+    )
+
+
+def roles(heads: pl.LazyFrame) -> pl.DataFrame:
+    """heads -> role, first, last (decode steps), steps: which kinds of token the decode steps hold, per role ascending."""
+    return (
+        heads.group_by("role")
+        .agg(pl.col("step").min().alias("first"), pl.col("step").max().alias("last"), pl.col("step").n_unique().alias("steps"))
+        .sort("role")
+        .collect()
+    )
+
+
+def dense_layers(heads: pl.LazyFrame) -> pl.DataFrame:
+    """heads -> policy, layer: the layers a policy reads whole by rule."""
+    return heads.filter("dense").select("policy", "layer").unique().sort("policy", "layer").collect()

@@ -1,0 +1,114 @@
+"""What one head kept and read, position by position and step by step, as few rectangles as its history has changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+KEPT, READ, CODED = 1, 2, 3
+STATES = {KEPT: "kept, not read", READ: "read, full precision", CODED: "read, coded"}
+LEVELS = 4  # shares are rounded up to quarters
+COLUMNS = {"start": pl.Int64, "stop": pl.Int64, "first": pl.Int64, "last": pl.Int64, "state": pl.String, "share": pl.Float64}
+
+
+class Place(NamedTuple):
+    """One head of one context."""
+
+    request: int
+    layer: int
+    kv_head: int
+    q_head: int
+
+
+def telling_place(heads: pl.LazyFrame, ledger: pl.LazyFrame) -> Place:
+    """The (context, layer, head) whose dense attention rests most on evidence; without evidence, the one with the largest mean output error.
+
+    Ties go to the lower context, layer and head."""
+    where = ["request", "layer", "q_head"]
+    mean = {n: pl.col(n).cast(pl.Float64).mean().fill_null(0) for n in ("evidence_dense", "rel_l2")}
+    table = heads.group_by(where).agg(**mean).sort(where).collect()
+    best = table.sort("evidence_dense" if table["evidence_dense"].max() else "rel_l2", descending=True, maintain_order=True).row(0, named=True)
+    q_heads = table.filter(pl.col("layer") == best["layer"])["q_head"].n_unique()
+    kv_heads = ledger.filter(pl.col("layer") == best["layer"]).select(pl.col("kv_head").n_unique()).collect().item()
+    return Place(best["request"], best["layer"], best["q_head"] // max(1, q_heads // kv_heads), best["q_head"])
+
+
+def pages_recorded(plans: pl.LazyFrame, place: Place) -> dict[str, int]:
+    """-> {policy: page size} of the policies whose read pages are in `plans` at this place."""
+    rows = _at(plans, place).group_by("policy").agg(pl.col("page_size").max()).sort("policy").collect()
+    return dict(rows.select("policy", "page_size").iter_rows())
+
+
+def raster(
+    tables: dict[str, pl.LazyFrame], policy: str, place: Place, steps: Sequence[int], width: int, selective: bool
+) -> pl.DataFrame:
+    """-> rectangles start, stop (positions), first, last (steps, half-open), state (one of STATES), share, sorted.
+
+    A cell is `width` positions at one of `steps`; it is "read" when any of its tokens is read, and share is the part of its tokens in
+    that state, rounded up to quarters. selective: the policy reads a part of what it keeps, so only what its plans name is read. Shown is what the step could read (before its own cut) and what it read. Equal neighbours
+    along the steps are one rectangle; a step that was not sampled looks like the sampled one before it."""
+    mine = {n: _at(tables[n].filter(pl.col("policy") == policy), place) for n in ("ledger", "plans", "tiers")}
+    ledger = mine["ledger"].filter(pl.col("step").is_in(list(steps))).sort("step").collect()
+    tiers = mine["tiers"].select("step", "runs").sort("step").collect()
+    plans = dict(mine["plans"].select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True))
+    cells = []
+    for row in ledger.iter_rows(named=True):
+        state = _states(row, _placement(tiers, row["step"]), plans.get(row["step"]), selective)
+        cells.append(_cells(state, width))
+    return _rectangles(cells, ledger["step"].to_list(), width)
+
+
+def _at(table: pl.LazyFrame, place: Place) -> pl.LazyFrame:
+    mine = table.filter(pl.col("request") == place.request, pl.col("layer") == place.layer, pl.col("kv_head") == place.kv_head)
+    return mine.filter(pl.col("q_head").is_in([-1, place.q_head])) if "q_head" in mine.collect_schema().names() else mine
+
+
+def _placement(tiers: pl.DataFrame, step: int) -> list[dict[str, Any]]:
+    """The runs in force when the step reads: those of the last change before it."""
+    at = int(tiers["step"].search_sorted(step, side="left")) - 1
+    return tiers["runs"][at].to_list() if at >= 0 else []
+
+
+def _states(row: dict[str, Any], runs: list[dict[str, Any]], plan: dict[str, Any] | None, selective: bool) -> NDArray[np.int8]:
+    """i8[t + 1]: 0 where gone or out of the window, else KEPT, READ or CODED."""
+    t = row["pos"]
+    tier = np.full(t + 1, 2, np.int8)  # appended since the last change: full
+    for run in runs:
+        tier[run["start"] : run["stop"]] = run["tier"] & 3
+    tier[: t + 1 - row["visible_tokens"]] = 0
+    read = np.full(t + 1, not selective)
+    for page in (plan or {}).get("pages") or []:
+        read[page * plan["page_size"] : (page + 1) * plan["page_size"]] = True  # type: ignore[index]
+    return np.where(tier == 0, 0, np.where(read, np.where(tier == 1, CODED, READ), KEPT)).astype(np.int8)
+
+
+def _cells(state: NDArray[np.int8], width: int) -> NDArray[np.int16]:
+    """i16[cells]: 10 · state + level of each run of `width` positions, 0 where nothing is left."""
+    cuts = np.arange(0, len(state), width)
+    size = np.diff(np.append(cuts, len(state)))
+    count = {s: np.add.reduceat(state == s, cuts, dtype=np.int64) for s in STATES}
+    read = np.where(count[CODED] > count[READ], CODED, READ)
+    shown = np.where(count[READ] + count[CODED] > 0, read, np.where(count[KEPT] > 0, KEPT, 0))
+    part = np.choose(shown, [np.zeros_like(size), count[KEPT], count[READ], count[CODED]]) / size
+    return (10 * shown + np.ceil(part * LEVELS)).astype(np.int16)
+
+
+def _rectangles(cells: list[NDArray[np.int16]], steps: list[int], width: int) -> pl.DataFrame:
+    if not cells:
+        return pl.DataFrame(schema=COLUMNS)
+    grid = np.zeros((len(cells), max(map(len, cells))), np.int16)
+    for i, c in enumerate(cells):
+        grid[i, : len(c)] = c
+    ends = [*steps[1:], steps[-1] + 1]
+    rows = []
+    for cell, column in enumerate(grid.T):
+        cut = np.flatnonzero(np.diff(column, prepend=-1))
+        for a, b in zip(cut, [*cut[1:], len(column)], strict=True):
+            if column[a]:
+                state, level = divmod(int(column[a]), 10)
+                rows.append((cell * width, (cell + 1) * width, steps[a], ends[b - 1], STATES[state], level / LEVELS))
+    return pl.DataFrame(rows, COLUMNS, orient="row")

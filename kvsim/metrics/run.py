@@ -1,0 +1,106 @@
+"""A finished run directory as lazy polars frames: read, checked against the schemas, never recomputed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from kvsim import tables
+from kvsim.errors import BadTrace
+
+NEEDED = ("ledger", "heads")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One policy of a run. id: its canonical form; role: "asked", "baseline" or "not recorded"; beside: whom a baseline stands beside."""
+
+    id: str
+    role: str = "not recorded"
+    beside: str | None = None
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """The tables of a run. A table that was not written is an empty frame of the same columns; NaN and infinity are null."""
+
+    path: Path
+    about: dict[str, Any]  # run.json
+    policies: tuple[Policy, ...]
+    tables: dict[str, pl.LazyFrame]
+
+    @property
+    def ledger(self) -> pl.LazyFrame:
+        return self.tables["ledger"]
+
+    @property
+    def heads(self) -> pl.LazyFrame:
+        return self.tables["heads"]
+
+    @property
+    def layers(self) -> pl.LazyFrame:
+        """layer i16, row_bytes i64 (one token of one kv head, as billed; null where run.json has none)."""
+        rows = [{"layer": r["layer"], "row_bytes": r.get("row_bytes")} for r in self.about.get("layers") or [] if "layer" in r]
+        return pl.LazyFrame(rows, schema={"layer": pl.Int16, "row_bytes": pl.Int64})
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """The requests as run.json has them: request, prompt_tokens, total_tokens, mode, spans, steps."""
+        return list(self.about.get("requests") or [])
+
+
+def open_run(path: str | Path) -> RunTables:
+    """A run directory -> RunTables.
+
+    Raises BadTrace for a directory that is not a complete run, another schema version, or a table without its columns."""
+    path = Path(path)
+    about = _about(path)
+    frames = {name: _table(path / f"{name}.parquet", name) for name in tables.RUN_TABLES}
+    return RunTables(path, about, _policies(about, frames["heads"]), frames)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    file = path / "run.json"
+    if not file.is_file():
+        raise BadTrace(f"{path}: no run.json, so not a finished run; kvsim replay TRACE -p POLICY -o {path} writes one")
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise BadTrace(f"{file}: not JSON ({e}); replay again") from None
+    schema = about.get("schema") if isinstance(about, dict) else None
+    if schema != tables.RUN_SCHEMA:
+        raise BadTrace(f"{file}: schema {schema!r}, expected {tables.RUN_SCHEMA!r}; replay with this version of kvsim")
+    return dict(about)
+
+
+def _table(file: Path, name: str) -> pl.LazyFrame:
+    schema = tables.RUN_TABLES[name]
+    empty = pl.from_arrow(schema.empty_table())
+    assert isinstance(empty, pl.DataFrame)
+    types = {n: pl.String if n == "policy" else t for n, t in empty.schema.items()}
+    if not file.is_file():
+        if name in NEEDED:
+            raise BadTrace(f"{file}: missing, though every run has it; replay again")
+        return pl.LazyFrame(schema=types)
+    scan = pl.scan_parquet(file)
+    there = scan.collect_schema().names()
+    lost = [f.name for f in schema if not f.nullable and f.name not in there]
+    if lost:
+        raise BadTrace(f"{file}: no column {', '.join(lost)}, expected those of kvsim.tables; replay again")
+    return scan.select(_column(n, t) if n in there else pl.lit(None, t).alias(n) for n, t in types.items())
+
+
+def _column(name: str, dtype: Any) -> pl.Expr:
+    x = pl.col(name).cast(dtype)
+    return pl.when(x.is_finite()).then(x) if dtype in (pl.Float32, pl.Float64) else x
+
+
+def _policies(about: dict[str, Any], heads: pl.LazyFrame) -> tuple[Policy, ...]:
+    """In the order of run.json; ids that only the tables know come last."""
+    known = {p["id"]: Policy(p["id"], p.get("role") or "not recorded", p.get("beside")) for p in about.get("policies") or []}
+    seen = heads.select(pl.col("policy").unique(maintain_order=True)).collect()["policy"]
+    return tuple((known | {p: Policy(p) for p in seen if p not in known}).values())

@@ -1,0 +1,1 @@
+"""Small frame -> chart, one module per question; no chart reads a file or configures itself."""

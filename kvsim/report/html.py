@@ -1,0 +1,134 @@
+"""One self-contained HTML file: charts, tables and text in, nothing fetched, nothing from a trace ever run as code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar
+
+import altair as alt
+import jinja2
+import polars as pl
+
+from kvsim.report import theme
+
+MOST_ROWS = 400  # rows of a data table on the page
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with what it shows in words and its numbers. clickable: marks stay visible to screen readers one by one."""
+
+    kind: ClassVar[str] = "figure"
+    name: str
+    chart: alt.TopLevelMixin
+    caption: str
+    data: pl.DataFrame
+    clickable: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text. A cell may be a pair: text, and a longer code shown below it."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | tuple[str, str]]]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, paragraphs, facts (term, value), then tables and figures."""
+
+    title: str
+    text: Sequence[str] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    blocks: Sequence[Figure | Table] = field(default=())
+
+
+def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """-> the page. Every figure needs a name of its own."""
+    specs: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    for figure in (b for s in sections for b in s.blocks if isinstance(b, Figure)):
+        spec = specification(figure.chart)
+        datasets = spec.pop("datasets", {})
+        data |= datasets  # named by their content: equal frames are kept once
+        specs[figure.name] = {"spec": spec, "data": sorted(datasets), "clickable": figure.clickable}
+    bundle, boot = _bundle(), _text("boot.js")
+    return _environment().from_string(_text("page.html.j2")).render(
+        title=title,
+        lead=lead,
+        sections=sections,
+        css=_text("page.css"),
+        scripts=" ".join(_hash(x) for x in (bundle, boot)),
+        bundle=bundle,
+        boot=boot,
+        json={"data": _json(data), "specs": _json(specs), "look": _json(_look())},
+    )  # fmt: skip
+
+
+def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """The chart as Vega-Lite without configuration: the page and the exports bring their own, light or dark."""
+    spec: dict[str, Any] = chart.to_dict()
+    for name in ("config", "usermeta"):
+        spec.pop(name, None)
+    return spec
+
+
+def shown(value: Any) -> str:
+    """A value of a data table as text."""
+    if value is None:
+        return "—"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return str(value)
+
+
+def _look() -> dict[str, Any]:
+    return {"light": theme.config(), "dark": theme.config(dark=True), "swap": theme.SWAP}
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside <script>: no <, > or & survive, and NaN is an error."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("kvsim.report") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and vega-embed in one script, safe to stand inside <script>."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle(vl_version=vega_lite())
+    if any(mark in bundle.lower() for mark in ("</script", "<script", "<!--")):
+        raise RuntimeError("the Vega bundle of vl-convert-python cannot be put into a page; use a tested version (constraints.txt)")
+    return bundle
+
+
+def vega_lite() -> str:
+    """The Vega-Lite version that Altair writes, as vl-convert names it."""
+    return alt.SCHEMA_VERSION.rpartition(".")[0]
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["shown"] = shown
+    environment.globals["most"] = MOST_ROWS
+    return environment

@@ -1,0 +1,60 @@
+"""The report: run directories in, one HTML file out, its charts as images beside it when asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvsim.errors import WrongUse
+from kvsim.metrics.run import RunTables, open_run
+from kvsim.report.export import write_images
+from kvsim.report.html import Figure, Section, render
+from kvsim.report.sections import sections
+
+
+def report(
+    run_dirs: str | Path | Sequence[str | Path], out: str | Path = "report.html", png: str | Path | None = None, svg: str | Path | None = None
+) -> Path:
+    """One self-contained page of one or several runs -> its path. png, svg: folders for the charts as images.
+
+    Runs are shown one after the other: their numbers never share an axis. Raises BadTrace for what is not a finished run."""
+    dirs = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
+    if not dirs:
+        raise WrongUse("report: no run; expected one or more run directories, as kvsim replay writes them")
+    runs = [open_run(d) for d in dirs]
+    parts = [s for i, run in enumerate(runs) for s in _named(run, i, len(runs))]
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(out.name + ".partial")
+    aside.write_text(render(_title(runs), _lead(runs), parts), encoding="utf-8")
+    os.replace(aside, out)
+    figures = [b for s in parts for b in s.blocks if isinstance(b, Figure)]
+    for kind, folder in (("png", png), ("svg", svg)):
+        if folder is not None:
+            write_images(figures, Path(folder), kind)
+    return out
+
+
+def _named(run: RunTables, index: int, runs: int) -> list[Section]:
+    if runs == 1:
+        return sections(run)
+    return [Section(f"{run.path.name}: {s.title}", s.text, s.facts, s.blocks) for s in sections(run, f"run{index + 1}-")]
+
+
+def _title(runs: Sequence[RunTables]) -> str:
+    return f"KV-cache policies on {', '.join(dict.fromkeys(_trace(r) for r in runs))}"
+
+
+def _trace(run: RunTables) -> str:
+    trace = run.about.get("trace")
+    return str((trace.get("id") if isinstance(trace, dict) else trace) or run.path.name)
+
+
+def _lead(runs: Sequence[RunTables]) -> list[str]:
+    many = sum(len(r.policies) for r in runs)
+    return [
+        f"kvsim replayed {many} KV-cache {'policies' if many > 1 else 'policy'} on attention captured from a model: each says what to keep, how to "
+        "store it and what to read; one engine does it, measures what is lost against full attention, and counts every byte. "
+        "No text was generated and no GPU was timed."
+    ]

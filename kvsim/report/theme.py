@@ -1,0 +1,165 @@
+"""How kvsim charts look: one light and one dark configuration, one fixed style per policy family, token axes, the frame check.
+
+Colours were searched for the largest least distance over normal, deutan, protan and tritan vision (Machado 2009; least CIE76
+distance 25 in light, 22 in dark); dash and shape repeat what colour says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from kvsim.errors import WrongUse
+from kvsim.report.names import family, labels
+
+ROW_CAP = 5_000  # rows of one dataset of one chart
+
+# family: light, dark, dash, shape
+FAMILIES: dict[str, tuple[str, str, list[int], str]] = {
+    "full": ("#1B1F25", "#E6E8EA", [1, 0], "cross"),
+    "oracle": ("#4D4D4D", "#D0D0D0", [6, 4], "diamond"),
+    "random_read": ("#8C8C8C", "#9A9A9A", [1, 3], "triangle-down"),
+    "recency": ("#8D8D8D", "#9B9B9B", [7, 3, 1, 3], "stroke"),
+    "quest": ("#0072B2", "#2F7FD0", [1, 0], "circle"),
+    "h2o": ("#CC3311", "#E8452C", [4, 2], "square"),
+    "tova": ("#8800EE", "#9933FF", [9, 2], "triangle-up"),
+    "streaming_llm": ("#661100", "#CC6677", [2, 2], "triangle-right"),
+    "snapkv": ("#33BBEE", "#34BBEE", [8, 2], "triangle-left"),
+    "kivi": ("#99BB66", "#AAEEAA", [5, 2, 1, 2], "wedge"),
+    "qevict": ("#E69F00", "#F0C33C", [10, 3, 2, 3], "diamond"),
+}
+SPARE = (("#AA6688", "#CC88AA"), ("#660066", "#AA66CC"), ("#7766CC", "#8888EE"), ("#886600", "#BB9944"))
+DASHES = ([1, 0], [6, 3], [2, 2], [9, 3], [5, 2, 1, 2], [3, 5], [12, 4, 3, 4])
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
+
+STATES = {"read, full precision": ("#0072B3", "#4A97E0"), "read, coded": ("#E69F01", "#F0C33D"), "kept, not read": ("#8A929B", "#7C858F")}
+FATES = {
+    "read, full precision": STATES["read, full precision"],
+    "read, coded": STATES["read, coded"],
+    "read from the host": ("#CC79A7", "#DD99BB"),
+    "kept but not read": ("#A9B1B9", "#7C8590"),
+    "gone for good": ("#CC3312", "#E8452D"),
+    "learned sink": ("#E3E6EA", "#3A424B"),
+}
+EVIDENCE = ("#D55E00", "#FF8A3D")
+SWAP = dict(
+    [(a, b) for a, b, _, _ in FAMILIES.values()] + [*SPARE, *STATES.values(), *FATES.values(), EVIDENCE]
+)  # light -> dark; the page rewrites the colours of a specification with it
+
+FONT = "Inter, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', Arial, sans-serif"
+TOKENS = (
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + 'M' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '~g') + 'K' : format(datum.value, 'd')"
+)  # powers of two, which the SI prefixes of d3 are not
+BYTES = (
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '~g') + ' KiB' : format(datum.value, 'd') + ' B'"
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one policy is drawn everywhere in a report."""
+
+    policy: str
+    label: str
+    colour: str
+    dash: list[int]
+    shape: str
+
+
+def styles(policies: Iterable[str]) -> list[Style]:
+    """One style per policy, in the order given: colour by family, fixed for known ones; dash and shape tell its members apart."""
+    spare: dict[str, int] = {}
+    members: dict[str, int] = {}
+    out = []
+    for policy, label in labels(policies).items():
+        kin = family(policy)
+        n = members[kin] = members.get(kin, -1) + 1
+        if kin in FAMILIES:
+            colour, _, dash, shape = FAMILIES[kin]
+        else:
+            i = spare.setdefault(kin, len(spare))
+            colour, dash, shape = SPARE[i % len(SPARE)][0], DASHES[i % len(DASHES)], SHAPES[i % len(SHAPES)]
+        out.append(Style(policy, label, colour, DASHES[n % len(DASHES)] if n else dash, SHAPES[n % len(SHAPES)] if n else shape))
+    return out
+
+
+def labelled(frame: pl.DataFrame, look: Sequence[Style]) -> pl.DataFrame:
+    """The frame with policy ids replaced by labels; rows of policies without a style are left out."""
+    return frame.filter(pl.col("policy").is_in([s.policy for s in look])).with_columns(
+        pl.col("policy").replace_strict({s.policy: s.label for s in look}, return_dtype=pl.String)
+    )
+
+
+def prepare(frame: pl.DataFrame) -> pl.DataFrame:
+    """A frame fit to embed: finite floats of five digits, plain types, plain column names, at most ROW_CAP rows.
+
+    Raises WrongUse for anything else: a chart is drawn from a small frame, so aggregate first."""
+    if frame.height > ROW_CAP:
+        raise WrongUse(f"a chart of {frame.height} rows: expected at most {ROW_CAP}; aggregate or sample, and say so")
+    for name, dtype in frame.schema.items():
+        if not name.isidentifier():
+            raise WrongUse(f"column {name!r}: expected letters, digits and _, because Vega reads dots and brackets as paths")
+        if not (dtype.is_numeric() or dtype in (pl.String, pl.Boolean)) or dtype.is_decimal():
+            raise WrongUse(f"column {name!r} of {dtype}: expected numbers, text or booleans")
+    floats = [pl.when(pl.col(n).is_finite()).then(pl.col(n).cast(pl.Float64).round_sig_figs(5)).alias(n) for n, t in frame.schema.items() if t.is_float()]
+    return frame.with_columns(floats)
+
+
+def tokens_axis(**options: Any) -> alt.Axis:
+    return alt.Axis(labelExpr=TOKENS, **options)
+
+
+def doublings(low: float, high: float) -> list[float]:
+    """Powers of two around [low, high]: ticks of an axis of tokens or bytes, at most nine."""
+    first, last = math.floor(math.log2(max(low, 1))), math.ceil(math.log2(max(high, 2)))
+    return [float(2**i) for i in range(first, last + 1, 1 + (last - first) // 9)]
+
+
+def policy_channels(look: Sequence[Style], mark: str) -> dict[str, Any]:
+    """colour and dash (mark "line") or colour and shape ("point") by policy, with one legend when layers share it."""
+    domain = [s.label for s in look]
+    legend = alt.Legend(
+        title=None, columns=4 if max(map(len, domain), default=0) < 28 else 3, labelLimit=300, symbolLimit=0, symbolOpacity=1, symbolStrokeWidth=2
+    )
+    both = {"title": None, "sort": domain, "legend": legend}
+    colour = alt.Color("policy:N", scale=alt.Scale(domain=domain, range=[s.colour for s in look]), **both)
+    if mark == "line":
+        return {"color": colour, "strokeDash": alt.StrokeDash("policy:N", scale=alt.Scale(domain=domain, range=[s.dash for s in look]), **both)}
+    return {"color": colour, "shape": alt.Shape("policy:N", scale=alt.Scale(domain=domain, range=[s.shape for s in look]), **both)}
+
+
+def config(dark: bool = False) -> dict[str, Any]:
+    """The Vega-Lite configuration of every chart; a chart that configures itself would override it and break the dark page."""
+    strong, soft, grid, ground = ("#E6E8EB", "#A7AFB8", "#30363D", "#12161B") if dark else ("#1B1F24", "#57606A", "#E4E7EB", "#FFFFFF")
+    return {
+        "background": ground,
+        "font": FONT,
+        "padding": 6,
+        "view": {"stroke": None},
+        "title": {
+            "anchor": "start", "frame": "group", "fontSize": 14, "fontWeight": 600, "color": strong, "offset": 24,
+            "subtitleFontSize": 12, "subtitleColor": soft, "subtitlePadding": 4,
+        },
+        "axis": {
+            "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": soft, "titleColor": strong, "gridColor": grid,
+            "domainColor": soft, "tickColor": soft, "domain": False, "tickSize": 4, "labelPadding": 4, "titlePadding": 8, "labelLimit": 260,
+        },
+        "axisX": {"grid": False, "domain": True},
+        "axisY": {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -8, "titleBaseline": "bottom"},
+        "legend": {
+            "orient": "top", "direction": "horizontal", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": strong,
+            "titleColor": strong, "symbolSize": 80, "offset": 20, "columnPadding": 18, "gradientLength": 180,
+        },
+        "header": {"labelColor": strong, "titleColor": strong, "labelFontSize": 12},
+        "range": {"heatmap": {"scheme": "viridis"}, "ramp": {"scheme": "viridis"}},
+        "line": {"strokeWidth": 2},
+        "rule": {"color": soft},
+        "text": {"color": strong, "fontSize": 11},
+    }  # fmt: skip
