@@ -9,8 +9,7 @@ from kvsim.errors import WrongUse
 
 
 def _positive(unit: str, x: object, whole: bool) -> None:
-    number = isinstance(x, int) if whole else isinstance(x, (int, float))
-    if isinstance(x, bool) or not number or not math.isfinite(x) or x <= 0:
+    if isinstance(x, bool) or not isinstance(x, int if whole else (int, float)) or not 0 < x < 2**53:
         raise WrongUse(f"{unit}({x!r}): expected a {'whole number' if whole else 'number'} above 0, for example {unit}({16 if whole else 0.5})")
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
 from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Window
-from kvsim.units import Budget, Hold, count
+from kvsim.policies.parameters import Checked, expect
+from kvsim.units import Budget, Hold
 
 GONE, CODED, FULL = 0, 1, 2
 
@@ -126,16 +127,18 @@ class View:
 class Index(Protocol):
     """A page's summary and what it says about a query. bound: score is never below the best true q·k of the page."""
 
-    bound: ClassVar[bool]
-
+    @property
+    def bound(self) -> bool: ...
     @property
     def dtype(self) -> str: ...
-    def summarise(self, keys: Floats, valid: Mask, closed: Mask) -> dict[str, NDArray[Any]]: ...  # [m, S, d], [m, S], [m] -> [m, ...]
+    def summarise(
+        self, keys: Floats, valid: Mask, closed: Mask
+    ) -> dict[str, NDArray[Any]]: ...  # [m, S, d], [m, S], [m] -> [m, ...]
     def score(self, q: Floats, summary: dict[str, NDArray[Any]]) -> Floats: ...  # [N, Hkv, G, d] -> [N, Hkv, G, P], unscaled
     def numbers(self, dim: int) -> int: ...  # stored numbers per page
 
 
-class Part:
+class Part(metaclass=Checked):
     """Base of every policy: gives `>>`. A policy is a frozen dataclass of parameters in a file of its own name."""
 
     kind: ClassVar[str] = ""
@@ -148,7 +151,7 @@ class Part:
         return frozenset()
 
     def __rshift__(self, other: Part | Chain) -> Chain:
-        return Chain((self,)) >> other  # type: ignore[arg-type]
+        return Chain((self,)) >> other
 
 
 class Keep(Part):
@@ -157,6 +160,11 @@ class Keep(Part):
     kind = "keep"
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
+    joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
+
+    def protected(self, limit: int) -> int:
+        """Of `limit` tokens, how many are held whatever their score; refused when that is more than the limit."""
+        return 0
 
     def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
         """The state, and the cut after prefill (None: no cut)."""
@@ -171,7 +179,10 @@ class Store(Part):
     """At what fidelity a kept row is stored."""
 
     kind = "store"
-    codecs: Codecs
+
+    @property
+    def codecs(self) -> Codecs:
+        raise NotImplementedError
 
     def place(self, seen: Seen) -> tuple[Mask, Mask]:
         """bool[Hkv, n] twice: which keys and which values are coded from now on (whole groups, once coded always coded)."""
@@ -192,29 +203,25 @@ class Read(Part):
     """Which pages a query loads: a ranking here, the budget and the forced pages applied by the engine."""
 
     kind = "read"
-    read: Budget | None = None
-    page: int | None = 16
+    read: Budget
+    page: int = 16
     sinks: int = 0
     recent: int = 0
-    tail: str = "free"
-    refresh: int | str = 1
+    tail: Literal["forced", "free"] = "free"
+    refresh: int | Literal["never"] = 1
 
-    index: ClassVar[Any] = None
-    heads: ClassVar[Any] = "each"
+    index = None  # an Index, when pages are ranked by their summaries
+    heads = "each"
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        count(self.sinks), count(self.recent)
-        if self.page is not None and (isinstance(self.page, bool) or not isinstance(self.page, int) or self.page < 1):
-            raise WrongUse(f"{name}(page={self.page!r}): expected a page size in tokens, a whole number of 1 or more")
-        if self.tail not in ("forced", "free"):
-            raise WrongUse(f"{name}(tail={self.tail!r}): expected 'forced' or 'free'")
-        if self.refresh != "never" and (isinstance(self.refresh, bool) or not isinstance(self.refresh, int) or self.refresh < 1):
-            raise WrongUse(f"{name}(refresh={self.refresh!r}): expected 'never' or a number of steps of 1 or more")
+        expect(self, "page", self.page >= 1, "a page size of 1 token or more")
+        expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
+        expect(self, "recent", self.recent >= 0, "0 tokens or more")
+        expect(self, "refresh", self.refresh == "never" or self.refresh >= 1, 'a number of steps, 1 or more, or "never"')
 
     @property
     def forced(self) -> Forced:
-        return Forced(self.tail == "forced", count(self.sinks), count(self.recent))
+        return Forced(self.tail == "forced", self.sinks, self.recent)
 
     def score(self, view: View) -> Floats:
         """[N, Hkv, G, P], higher is read first; no state."""
@@ -237,6 +244,8 @@ class Chain:
             raise WrongUse(f"{shown}: the order is keep >> store >> read, each at most once")
 
     def __rshift__(self, other: Part | Chain) -> Chain:
+        if not isinstance(other, (Part, Chain)):
+            return NotImplemented
         return Chain(self.parts + (other.parts if isinstance(other, Chain) else (other,)))
 
     def part(self, kind: str) -> Any:
@@ -250,5 +259,5 @@ class Chain:
 __all__ = [
     "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Need", "Part", "Prefix", "Ranking",
-    "Read", "Seen", "Stage", "State", "Store", "View", "Window", "count", "replace",
+    "Read", "Seen", "Stage", "State", "Store", "View", "Window", "expect", "replace",
 ]  # fmt: skip

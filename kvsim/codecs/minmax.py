@@ -1,0 +1,59 @@
+"""Asymmetric min-max integers: code = round((x - zero) / step), zero and step kept in fp16 and used as they were rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+from kvsim.kernels.quantize import roundtrip
+
+Floats = NDArray[np.float64]
+SCALE_BYTES = 4  # zero and step, fp16 each
+
+
+@dataclass(frozen=True)
+class minmax:
+    """`axis` "tokens": one scale per channel over `group` tokens; "channels": per token over `group` channels, the last may
+    be short. group None: the whole axis. Raises WrongUse when a zero or a step does not fit fp16."""
+
+    bits: int
+    axis: str
+    group: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Rows that are encoded together."""
+        return (self.group or 1) if self.axis == "tokens" else 1
+
+    def roundtrip(self, x: Floats) -> Floats:
+        """[m, rows, d], m groups of rows -> what a reader decodes, same shape."""
+        if self.axis == "tokens":
+            return self._coded(x)
+        m, rows, dim = x.shape
+        flat, group = x.reshape(m * rows, dim, 1), self.group or dim
+        parts = [self._coded(flat[:, c : c + group]) for c in range(0, dim, group)]
+        return np.concatenate(parts, axis=1).reshape(x.shape)
+
+    def layout(self, dim: int) -> tuple[int, int]:
+        """-> (bits of codes per row, bytes of zeros and steps per group of rows)."""
+        scales = dim if self.axis == "tokens" else -(-dim // (self.group or dim))
+        return dim * self.bits, SCALE_BYTES * scales
+
+    def _coded(self, x: Floats) -> Floats:
+        """[a, g, b]: every [a, :, b] is one group."""
+        low, top = x.min(axis=1), 2**self.bits - 1
+        zero, step = fp16(low), fp16((x.max(axis=1) - low) / top)
+        out = np.empty_like(x)
+        roundtrip(x, zero, step, top, out)
+        return out
+
+
+def fp16(x: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        y = x.astype(np.float16).astype(np.float64)
+    if not np.isfinite(y).all():
+        raise WrongUse(f"minmax: {np.abs(x).max():.6g} does not fit the fp16 zero or step of a group (at most 65504)")
+    return y

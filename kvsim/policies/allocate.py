@@ -1,0 +1,68 @@
+"""Budgets become whole tokens and pages here, and a chain becomes the chain of one layer; nothing else rounds a budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+from kvsim.geometry import Layer, Request
+from kvsim.policies.parameters import written
+from kvsim.policies.protocol import Chain, Keep
+from kvsim.policies.read.everything import everything
+from kvsim.units import Budget, pages, share, tokens, whole
+
+
+def to_tokens(budget: Budget, visible: int, request: Request, layer: Layer) -> int:
+    """Whole tokens of a budget at a step that sees `visible` tokens; may be 0. pages() has no size here: WrongUse."""
+    if isinstance(budget, tokens):
+        return budget.n
+    if isinstance(budget, share):
+        return whole(budget.x * {"prompt": request.prompt, "total": request.total, "visible": visible}[budget.of])
+    if isinstance(budget, pages):
+        raise WrongUse(f"{written(budget)}: a page size is needed to count its tokens")
+    return whole(budget.bytes / layer.row_bytes)
+
+
+def to_pages(budget: Budget, page: int, visible: int, request: Request, layer: Layer) -> int:
+    """Whole pages of `page` tokens, at least 1."""
+    if isinstance(budget, pages):
+        return budget.n
+    return max(1, to_tokens(budget, visible, request, layer) // page)
+
+
+def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:
+    """Whole tokens per kv head that may be held, at least 1; all visible ones without a budget.
+
+    Raises WrongUse when the keep protects more than that."""
+    if keep.hold is None:
+        return visible
+    limit = max(1, to_tokens(keep.hold, visible, request, layer))
+    if (protected := keep.protected(limit)) > limit:
+        raise WrongUse(
+            f"{type(keep).__name__}(hold={written(keep.hold)}): {limit} tokens in layer {layer.id}, of which {protected} would be"
+            " protected; raise hold= or lower what is protected (sinks=, recent=)"
+        )
+    return limit
+
+
+def largest_remainder(raw: Any, total: int) -> NDArray[np.int64]:
+    """Real parts f64[n] -> whole parts of that total: rounded down, the rest to the largest remainders, ties to the lower one."""
+    raw = np.asarray(raw, np.float64)
+    parts = np.floor(raw + 1e-9).astype(np.int64)
+    first = np.argsort(-np.round(raw - parts, 9), kind="stable")
+    parts[first[: total - int(parts.sum())]] += 1
+    return parts
+
+
+def for_layer(chain: Chain, layer: Layer) -> Chain:
+    """The chain as this layer runs it: dense_layers=n reads the first n whole, and an index's dtype "kv" is the billed one."""
+    read = chain.part("read")
+    if read is None or layer.id < getattr(read, "dense_layers", 0):
+        return chain if read is None else chain.with_part(everything(page=read.page))
+    if getattr(read.index, "dtype", None) == "kv":
+        return chain.with_part(replace(read, index=replace(read.index, dtype=layer.dtype)))
+    return chain

@@ -1,0 +1,21 @@
+"""everything(): every live row at every step; `read` is None, so the engine ranks nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvsim.policies.protocol import Forced, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class everything(Part):
+    act = "reads every token held"
+    kind = "read"
+
+    page: int | None = field(default=None, repr=False)  # the page size to report in, where dense_layers= put it in a read's place
+
+    read = None
+    index = None
+    heads = "each"
+    refresh = 1
+    forced = Forced()

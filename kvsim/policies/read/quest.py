@@ -1,0 +1,42 @@
+"""Quest: every query reads the pages whose summaries promise the largest logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from kvsim.policies.index.boxes import boxes
+from kvsim.policies.protocol import Floats, Read, View, expect
+from kvsim.units import tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class quest(Read):
+    act = "reads the pages with the highest bound on q·k"
+    paper = "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, arXiv 2406.10774"
+    presets: ClassVar = {
+        "mit-kernel": {
+            "source": "mit-han-lab/Quest 01c1623, quest/utils/controller.py: the last page inside the budget, two dense layers",
+            "read": tokens(512), "page": 16, "tail": "forced", "dense_layers": 2,
+        },
+        "mit-eval": {
+            "source": "mit-han-lab/Quest 01c1623, evaluation/quest_attention.py, without its floor of three pages",
+            "page": 16, "tail": "free", "dense_layers": 2,
+        },
+    }  # fmt: skip
+
+    index: Any = field(default=boxes())
+    heads: Literal["each", "share", "max", "mean", "softmax_mean", "split"] = "each"
+    private: int = 1  # pages of its own that heads="split" gives every query head
+    tail: Literal["forced", "free"] = "forced"
+    dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "index", hasattr(self.index, "summarise"), "an index, for example boxes()")
+        expect(self, "private", self.private >= 0, "0 pages or more")
+        expect(self, "dense_layers", self.dense_layers >= 0, "0 layers or more")
+
+    def score(self, view: View) -> Floats:
+        scores: Floats = self.index.score(view.q, view.summary)
+        return scores
