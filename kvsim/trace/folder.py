@@ -23,6 +23,7 @@ from kvsim.trace.bits import RAW, Raw
 
 DRAFT = b"kvsim.manifest"  # footer key of the layers table: the manifest as known before the capture completed
 AGAIN = "copy or capture it again"
+FINITE = "expected finite numbers, capture again"
 _TABLE = re.compile(r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet")
 
 Key = tuple[str, int, int]  # table, request, layer; -1 where a table has none
@@ -61,7 +62,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Folder:
-    """The files of a trace, sizes and footers checked; segments in the order of their names."""
+    """The files of a trace, sizes and footers checked; segments in the order of their names (partial: of the journal)."""
 
     root: Path
     manifest: dict[str, Any]
@@ -93,10 +94,10 @@ def open_folder(root: Path, allow_partial: bool = False) -> Folder:
                 "or read its closed segments with allow_partial=True"
             )
         raw = file.read_bytes()
-        files = _journal(file, raw)
+        files = read_journal(file, raw)
         manifest = {"schema": TRACE_SCHEMA, "status": "partial", "files": files}
     segments: dict[Key, list[Segment]] = {}
-    for name in sorted(files):
+    for name in files if partial else sorted(files):
         path = _checked(root, name, files[name], "journal" if partial else "manifest")
         if match := _TABLE.fullmatch(name):
             one, table, request, layer = match.groups()
@@ -134,7 +135,7 @@ def _manifest(file: Path, raw: bytes) -> dict[str, Any]:
     return manifest
 
 
-def _journal(file: Path, raw: bytes) -> dict[str, Any]:
+def read_journal(file: Path, raw: bytes) -> dict[str, Any]:
     """path -> {bytes, sha256, rows}; a last line without its end was being written when the capture was killed."""
     files = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
@@ -185,7 +186,7 @@ def _parquet(where: object) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------ columns
 def check_columns(segment: Segment, schema: pa.Schema) -> None:
-    """Every required column of `schema` is there, every column of the schema has its type; others are ignored. Raises BadTrace."""
+    """Every required column of `schema` is there and each has its type; unknown columns are ignored. Raises BadTrace."""
     columns = segment.columns
     for f in schema:
         if f.name not in columns:
@@ -230,7 +231,7 @@ def read_columns(segment: Segment, names: Sequence[str]) -> list[Raw]:
 
 
 def vectors(segment: Segment, group: int, column: str, dtype: str) -> Raw:
-    """One row group of a vector column, [rows, d]; a view of the mapped file where it holds the bits as they are. Raises BadTrace."""
+    """A row group of a vector column, [rows, d]; a view of the mapped file where its bits lie there plainly. Raises BadTrace."""
     width = segment.byte_width(column)
     rows, raw = segment.footer.row_group(group).num_rows, RAW[dtype]
     offset = plain_offset(segment, group, column)

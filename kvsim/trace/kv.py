@@ -9,7 +9,9 @@ import numpy as np
 
 from kvsim.errors import BadTrace
 from kvsim.trace.bits import RAW, Raw, first_not_finite
-from kvsim.trace.folder import AGAIN, Segment, mapped, plain_offset, read_columns, vectors
+from kvsim.trace.folder import AGAIN, FINITE, Segment, mapped, plain_offset, read_columns, vectors
+
+SORTED = "write rows sorted by (kv_head, pos), one row group per kv head"
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,10 @@ def pieces_of(segments: Sequence[Segment]) -> list[Piece]:
         for group, (heads, positions, rows) in enumerate(_ranges(s)):
             (low, high), (first, last) = heads, positions
             if low != high:
-                raise BadTrace(
-                    f"{s}: row group {group} holds the kv heads {low} to {high}; write rows sorted by (kv_head, pos), one row group per kv head"
-                )
+                raise BadTrace(f"{s}: row group {group} holds the kv heads {low} to {high}; expected one, {SORTED}")
             if last - first + 1 != rows:
-                raise BadTrace(
-                    f"{s}: kv head {low} has {rows} rows for the positions {first} to {last}: some are missing or there twice; {AGAIN}"
-                )
+                span = f"{rows} rows for the positions {first} to {last}"
+                raise BadTrace(f"{s}: kv head {low} has {span}; expected every position once, {AGAIN}")
             found.append(Piece(s, group, low, first, rows))
     return sorted(found, key=lambda p: (p.head, p.first))
 
@@ -64,18 +63,14 @@ def reach_of(pieces: Sequence[Piece], heads: int, total: int, partial: bool, whe
         end = 0
         for p in (p for p in pieces if p.head == head):
             if p.first < end:
-                raise BadTrace(
-                    f"{p.segment}: position {p.first} of kv head {head} is there twice; expected every position once, {AGAIN}"
-                )
+                raise BadTrace(f"{p.segment}: position {p.first} of kv head {head} is there twice; expected once, {AGAIN}")
             if p.first > end:
                 break
             end += p.rows
         if end > total:
             raise BadTrace(f"{where}: kv head {head} has the position {end - 1}; the requests table says {total} tokens")
         if end < total and not partial:
-            raise BadTrace(
-                f"{where}: position {end} of kv head {head} is missing; expected every position from 0 to {total - 1}, {AGAIN}"
-            )
+            raise BadTrace(f"{where}: position {end} of kv head {head} is missing; expected 0 to {total - 1}, {AGAIN}")
         reach = min(reach, end)
     return reach
 
@@ -89,14 +84,12 @@ def check_order(pieces: Sequence[Piece]) -> None:
         wrong = (head != np.repeat([p.head for p in mine], [p.rows for p in mine])) | (pos != expected)
         if wrong.any():
             i = int(wrong.argmax())
-            raise BadTrace(
-                f"{s}: row {i} is kv head {head[i]}, position {pos[i]}, where position {expected[i]} belongs: rows are out of order, "
-                "missing or there twice; write them sorted by (kv_head, pos)"
-            )
+            found = f"row {i} is kv head {head[i]}, position {pos[i]}, where position {expected[i]} belongs"
+            raise BadTrace(f"{s}: {found}: rows are out of order, missing or there twice; {SORTED}")
 
 
 def stack(pieces: Sequence[Piece], column: str, heads: int, total: int, dtype: str) -> Raw:
-    """A vector column, [Hkv, T, d] read-only: one view of the mapped file when the heads lie evenly in it, else one copy. Raises BadTrace."""
+    """A vector column, [Hkv, T, d] read-only: a view of the file if the heads lie evenly in it, else a copy. Raises BadTrace."""
     out = _view(pieces, column, heads, total, dtype)
     if out is None:
         out = np.empty((heads, total, pieces[0].segment.byte_width(column) // RAW[dtype].itemsize), RAW[dtype])
@@ -108,9 +101,7 @@ def stack(pieces: Sequence[Piece], column: str, heads: int, total: int, dtype: s
         pos = first_not_finite(out[head], dtype)
         if pos is not None:
             s = next(p.segment for p in pieces if p.head == head and p.first <= pos < p.first + p.rows)
-            raise BadTrace(
-                f"{s}: {column} holds NaN or infinity at kv head {head}, position {pos}; expected finite numbers, capture again"
-            )
+            raise BadTrace(f"{s}: {column} holds NaN or infinity at kv head {head}, position {pos}; {FINITE}")
     return out
 
 

@@ -46,7 +46,7 @@ class Lane:
     dtype: str
     k: Raw  # [Hkv, T, key_dim]
     v: Raw  # [Hkv, T, value_dim]
-    k_pre: Raw | None  # [Hkv, T, key_dim], before RoPE
+    k_pre: Raw | None  # [Hkv, T, key_dim], before RoPE; k itself in a layer without
     steps: Ints  # [N] decode steps, ascending
     t: Ints  # [N] position of each step's query
     q: Raw  # [N, Hq, key_dim]
@@ -103,13 +103,16 @@ class Trace:
         decode = queries.steps >= 0
         window = ~decode & (queries.steps >= -supply.window_rows)
         q = queries.vectors("q", dtype)
+        k = stack(pieces, "k", layer.kv_heads, request.total, dtype)
+        if supply.k_pre:
+            k_pre = k if layer.rope is None else stack(pieces, "k_pre", layer.kv_heads, request.total, dtype)
         return Lane(
             request=request,
             layer=layer,
             dtype=dtype,
-            k=stack(pieces, "k", layer.kv_heads, request.total, dtype),
+            k=k,
             v=stack(pieces, "v", layer.kv_heads, request.total, dtype),
-            k_pre=stack(pieces, "k_pre", layer.kv_heads, request.total, dtype) if supply.k_pre else None,
+            k_pre=k_pre if supply.k_pre else None,
             steps=supply.steps,
             t=supply.steps + request.prompt,
             q=q[decode],
@@ -131,7 +134,7 @@ class Trace:
             contiguous=bool((steps == np.arange(len(steps))).all()),
             window_rows=run_before(queries.steps),
             prefill_mass=self._holds(self.folder.of("prefill", *at), layer.q_heads * request.prompt),
-            k_pre=any("k_pre" in s.columns for s in self.folder.of("kv", *at)),
+            k_pre=layer.rope is None or any("k_pre" in s.columns for s in self.folder.of("kv", *at)),
             wo_norm=self._holds(self.folder.of("values", *at), layer.q_heads * request.total),
         )
 
@@ -172,7 +175,7 @@ def _dtype(folder: Folder, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _reach(folder: Folder, r: Request, layer: Layer, dtype: str) -> int:
-    """How many positions of a request one layer has, rows and queries: all of them unless the trace is partial. Raises BadTrace."""
+    """How many positions of a request one layer has, rows and queries: all, unless the trace is partial. Raises BadTrace."""
     _check_tables(folder, r, layer, dtype)
     kv, q = folder.of("kv", r.id, layer.id), folder.of("q", r.id, layer.id)
     if not kv or not q:
@@ -188,9 +191,8 @@ def _check_tables(folder: Folder, r: Request, layer: Layer, dtype: str) -> None:
     tables = {name: folder.of(name, r.id, layer.id) for name in ("kv", "q", "prefill", "values")}
     for name in ("kv", "q"):
         if not tables[name] and not folder.partial:
-            raise BadTrace(
-                f"{folder.root}/{name}/request={r.id}/layer={layer.id}: the table is missing; layer {layer.id} is listed as captured, {AGAIN}"
-            )
+            where = f"{folder.root}/{name}/request={r.id}/layer={layer.id}"
+            raise BadTrace(f"{where}: the table is missing and layer {layer.id} is listed as captured; {AGAIN}")
     has = {column for name in ("kv", "q") for s in tables[name] for column in s.columns}
     key, value = layer.key_dim * ITEMSIZE[dtype], layer.value_dim * ITEMSIZE[dtype]
     schemas = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvsim.errors import BadTrace
 from kvsim.geometry import Layer, Request
 from kvsim.trace.bits import Raw, first_not_finite
-from kvsim.trace.folder import AGAIN, Segment, read_columns, vectors
+from kvsim.trace.folder import AGAIN, FINITE, Segment, read_columns, vectors
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -34,16 +34,13 @@ class Queries:
 
     def vectors(self, column: str, dtype: str, finite: bool = True) -> Raw:
         """A vector column, [n, Hq, d]. Raises BadTrace on NaN or infinity where it must be finite."""
-        out = np.concatenate([vectors(s, g, column, dtype) for s in self.segments for g in range(s.footer.num_row_groups)])[
-            self.rows
-        ]
+        groups = [(s, g) for s in self.segments for g in range(s.footer.num_row_groups)]
+        out = np.concatenate([vectors(s, g, column, dtype) for s, g in groups])[self.rows]
         bad = first_not_finite(out.reshape(-1, out.shape[-1]), dtype) if finite else None
         if bad is not None:
             n, head = divmod(bad, self.rows.shape[1])
             s = _segment_at(self.segments, int(self.rows[n, head]))
-            raise BadTrace(
-                f"{s}: {column} holds NaN or infinity at q head {head}, decode step {self.steps[n]}; expected finite numbers, capture again"
-            )
+            raise BadTrace(f"{s}: {column} holds NaN or infinity at q head {head}, decode step {self.steps[n]}; {FINITE}")
         return out
 
 
@@ -82,10 +79,9 @@ def run_before(steps: Ints) -> int:
 
 
 def grid(segments: Sequence[Segment], column: str, heads: int, positions: int, partial: bool) -> Floats:
-    """Rows (q_head, pos, value) in any order -> f32[heads, positions]. Raises BadTrace: missing, twice, outside, below 0 or not finite."""
-    head, pos, value = (
-        np.concatenate(x) for x in zip(*(read_columns(s, ("q_head", "pos", column)) for s in segments), strict=True)
-    )
+    """Rows (q_head, pos, value) in any order -> f32[heads, positions]. Raises BadTrace."""
+    parts = [read_columns(s, ("q_head", "pos", column)) for s in segments]
+    head, pos, value = (np.concatenate(x) for x in zip(*parts, strict=True))
     if partial:
         inside = pos < positions
         head, pos, value = head[inside], pos[inside], value[inside]

@@ -1,0 +1,215 @@
+"""Seeded synthetic traces whose answers are known: a sink, a pull to recent tokens, and needles that the last queries look for.
+
+A key has two halves. The rotated half is the same for every token, so that RoPE alone makes queries prefer their neighbours. The
+other half holds one direction for the sink, one for needles, and noise. Strengths are logits: against T other tokens a boost of
+log T is worth about as much as all of them together, whatever the length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+from kvsim.geometry import ITEMSIZE, Layer, Request
+from kvsim.trace.bits import narrow, widen
+from kvsim.trace.open import Trace, open_trace
+from kvsim.trace.reference import attend
+from kvsim.trace.write import TraceWriter
+
+OPTIONAL = ("k_pre", "prefill_mass", "wo_norm", "out", "lse")
+CONTEXT, QUESTION, FORCED, FREE = 0, 1, 2, 3
+LENGTH = 3.0  # of a planted key along its direction
+BLOCK = 256  # prompt queries attended at a time
+HIDDEN = 32  # width of the model that W_O writes to
+
+Doubles = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+def synthesize(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    requests: int = 1,
+    layers: int = 1,
+    captured: Collection[int] | None = None,
+    q_heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    value_dim: int | None = None,
+    prompt: int = 40,
+    steps: int = 8,
+    stride: int = 1,
+    window_rows: int = 16,
+    needles: int = 1,
+    dtype: str = "float16",
+    rope: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    learned_sinks: bool = False,
+    without: Collection[str] = (),
+    segment: int | None = None,
+    compression: str = "none",
+) -> Trace:
+    """Write a trace and open it; the same arguments write the same bytes. Raises WrongUse.
+
+    Needles are the requests' evidence spans: their tokens hold most of the attention of the question (the last prompt tokens,
+    role 1) and of the answer (roles 2 and 3). captured: ids of the layers with rows (None: all); window: every layer slides;
+    stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one); without: of OPTIONAL."""
+    if head_dim < 4:
+        raise WrongUse(f"head_dim={head_dim}: expected 4 or more, two numbers for position and two for content")
+    if unknown := sorted(set(without) - set(OPTIONAL)):
+        raise WrongUse(f"without={unknown}: expected some of {', '.join(OPTIONAL)}")
+    rng = np.random.default_rng(seed)
+    layer = {
+        "kind": "full" if window is None else "sliding",
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "key_dim": head_dim,
+        "value_dim": value_dim or head_dim,
+        "scale": head_dim**-0.5,
+        "softcap": softcap,
+        "window": window,
+        "sinks": (np.log(prompt) + rng.normal(-1, 1, q_heads)).tolist() if learned_sinks else None,
+        "rope": _rope(head_dim) if rope else None,
+        "row_bytes": (head_dim + (value_dim or head_dim)) * ITEMSIZE[dtype],
+    }
+    rows = [layer | {"layer": i, "captured": captured is None or i in captured} for i in range(layers)]
+    texts = [_text(rng, i, prompt, prompt + steps, needles) for i in range(requests)]
+    source = {"model": "synthetic", "config": {"seed": seed}, "config_sha256": None, "tokenizer": None, "weight_format": None}
+    capture = {"tool": "kvsim.synth", "versions": {"numpy": np.__version__}, "device": "none", "gpu_name": None, "seed": seed}
+    sampled = {"attention_backend": "none", "options": {"needles": needles, "window_rows": window_rows}, "heads": "all"}
+    sampled |= {"layers": [r["layer"] for r in rows if r["captured"]], "steps": "all" if stride == 1 else f"every {stride}"}
+    with TraceWriter(path, dtype, source, capture | sampled, texts, rows, compression, created="1970-01-01T00:00:00Z") as writer:
+        for r in writer.requests:
+            for spec in writer.layers:
+                if spec.captured:
+                    lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype)
+                    chosen = np.concatenate([np.arange(-min(window_rows, prompt), 0), np.arange(0, steps, stride)])
+                    _write(writer, r, spec, lane, chosen, segment, set(OPTIONAL) - set(without))
+    return open_trace(path)
+
+
+def _rope(head_dim: int) -> str:
+    spec = {
+        "kind": "default",
+        "theta": 10000.0,
+        "rotary_dim": head_dim // 4 * 2,
+        "layout": "half",
+        "scaling": None,
+        "magnitude": 1.0,
+    }
+    return json.dumps(spec)
+
+
+def _text(rng: np.random.Generator, request: int, prompt: int, total: int, needles: int) -> Row:
+    """A request: context, needles and a decoy at random places in it, a question, an answer half forced and half free."""
+    question = min(8, prompt // 4)
+    forced = prompt + (total - prompt) // 2
+    roles = np.full(total, FREE)
+    roles[:forced], roles[:prompt], roles[: prompt - question] = FORCED, QUESTION, CONTEXT
+    room, length = (prompt - question - 1) // (needles + 1), max(1, min(8, prompt // 16))
+    starts = 1 + room * np.arange(needles + 1) + rng.integers(0, max(1, room - length + 1), needles + 1)
+    names = [(f"needle {i}", "evidence") for i in range(needles)] + [("decoy", "other")]
+    spans = [
+        {"label": label, "start": int(start), "stop": int(start) + length, "kind": kind}
+        for (label, kind), start in zip(rng.permutation(names).tolist(), starts, strict=True)
+        if room >= length
+    ]
+    return {
+        "request": request,
+        "prompt_tokens": prompt,
+        "total_tokens": total,
+        "mode": "synthetic",
+        "token_ids": rng.integers(0, 1000, total).tolist(),
+        "roles": roles.tolist(),
+        "spans": spans,
+        "meta": "{}",
+    }
+
+
+@dataclass(frozen=True)
+class _Planted:
+    """Raw numbers of one (request, layer)."""
+
+    k_pre: NDArray[Any]  # [Hkv, T, dk]
+    k: NDArray[Any]
+    v: NDArray[Any]  # [Hkv, T, dv]
+    q: NDArray[Any]  # [T, Hq, dk]
+    wo_norm: NDArray[np.float32]  # [Hq, T]
+
+
+def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str) -> _Planted:
+    """Keys, queries and values of every position."""
+    heads, group, dim, total = layer.kv_heads, layer.group, layer.key_dim, r.total
+    rotated, pos, needle = dim // 4 * 2, np.arange(total), r.evidence_mask()
+    turn = replace(layer, rope=_rope(dim)).rotate
+    asked, spread = r.roles > CONTEXT, max(1, dim - rotated - 2)
+    k_pre, k, v = np.zeros((heads, total, dim)), np.empty((heads, total, dim)), rng.normal(size=(heads, total, layer.value_dim))
+    q = np.zeros((total, layer.q_heads, dim))
+    for h in range(heads):
+        axes = np.linalg.qr(rng.normal(size=(dim - rotated,) * 2))[0]
+        content = rng.normal(size=(total, dim - rotated)) @ np.diag([0, 0] + [1] * (dim - rotated - 2)) @ axes
+        content[0] += LENGTH * axes[0]
+        content[needle] += LENGTH * axes[1]
+        k_pre[h] = np.hstack([np.ones((total, rotated)), content])
+        k[h] = turn(k_pre[h], pos)
+        v[h, needle] += 3
+        for head in range(h * group, (h + 1) * group):
+            to_recent, to_sink = np.log(total) + rng.uniform((-1, 0), (0, 2))
+            to_needle = (np.log(total / max(1, needle.sum())) + rng.uniform(4, 5)) * asked
+            noise = rng.normal(size=(total, dim - rotated - 2)) / np.sqrt(spread)
+            along = np.hstack([np.full((total, 1), to_sink) / LENGTH, to_needle[:, None] / LENGTH, noise]) @ axes
+            q[:, head] = turn(np.hstack([np.full((total, rotated), to_recent / rotated), along]), pos) / layer.scale
+    w_o = rng.normal(size=(layer.q_heads, HIDDEN, layer.value_dim)) / np.sqrt(layer.value_dim)
+    v_raw = narrow(v, dtype)
+    wo_norm = np.stack([np.abs(widen(v_raw[i // group]) @ w_o[i].T).sum(axis=1) for i in range(layer.q_heads)])
+    return _Planted(narrow(k_pre, dtype), narrow(k, dtype), v_raw, narrow(q, dtype), wo_norm.astype(np.float32))
+
+
+def _write(
+    w: TraceWriter, r: Request, layer: Layer, x: _Planted, steps: NDArray[np.int64], segment: int | None, optional: set[str]
+) -> None:
+    """All rows, in segments; attention outputs and masses from the numbers as stored."""
+    at = (r.id, layer.id)
+    cuts = [r.total] if segment is None else [*range(r.prompt, r.total, segment), r.total]
+    k_pre = "k_pre" in optional and layer.rope is not None
+    for a, b in zip([0, *cuts], cuts, strict=False):
+        w.kv(*at, a, x.k[:, a:b], x.v[:, a:b], x.k_pre[:, a:b] if k_pre else None)
+        if "wo_norm" in optional:
+            w.values(*at, a, x.wo_norm[:, a:b])
+        mine = steps[(steps + r.prompt >= a) & (steps + r.prompt < b)]
+        if len(mine):
+            t = mine + r.prompt
+            out, lse = _attended(x, t, layer)
+            w.q(*at, mine, x.q[t], narrow(out, w.dtype) if "out" in optional else None, lse if "lse" in optional else None)
+    if "prefill_mass" in optional:
+        pos = np.arange(r.prompt)
+        w.prefill(*at, _mass(x, r, layer), np.minimum(r.prompt - pos, layer.window or r.prompt))
+
+
+def _attended(x: _Planted, t: NDArray[np.int64], layer: Layer) -> tuple[Doubles, Doubles]:
+    """Queries at t [n] -> attention output [n, Hq, dv], log of the softmax denominator [n, Hq]."""
+    out, lse = np.empty((len(t), layer.q_heads, layer.value_dim)), np.empty((len(t), layer.q_heads))
+    for h in range(layer.kv_heads):
+        mine = slice(h * layer.group, (h + 1) * layer.group)
+        p, lse[:, mine] = attend(widen(x.q[t, mine]), t, widen(x.k[h]), layer, h)
+        out[:, mine] = p @ widen(x.v[h])
+    return out, lse
+
+
+def _mass(x: _Planted, r: Request, layer: Layer) -> NDArray[np.float32]:
+    """Attention of all prompt queries on each prompt key, [Hq, prompt]."""
+    mass = np.zeros((layer.q_heads, r.prompt))
+    for h in range(layer.kv_heads):
+        mine, k = slice(h * layer.group, (h + 1) * layer.group), widen(x.k[h, : r.prompt])
+        for a in range(0, r.prompt, BLOCK):
+            t = np.arange(a, min(r.prompt, a + BLOCK))
+            mass[mine] += attend(widen(x.q[t, mine]), t, k, layer, h)[0].sum(axis=0)
+    return mass.astype(np.float32)

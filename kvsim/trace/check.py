@@ -1,0 +1,147 @@
+"""What `kvsim trace check` finds: everything that opening a trace does not look at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import BadTrace
+from kvsim.geometry import Layer, Request
+from kvsim.trace.bits import widen
+from kvsim.trace.folder import AGAIN, Segment, read_columns, read_journal
+from kvsim.trace.open import Lane, Trace, open_trace
+from kvsim.trace.reference import attend
+from kvsim.trace.write import ROWS
+
+# How far a model's own attention may be from float64, by the dtype it computes in: relative error of a head's outputs over all
+# steps, difference of a log sum. Wide in 16 bits, where the model rounds its scores, so they find mistakes and not rounding.
+OUT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 0.25}
+LSE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 0.5}
+ROTATED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+MASS = 0.01  # of the number of queries
+STEPS = 16  # attended at a time
+
+
+def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
+    """One line for each problem: files and hashes first, then every value of every (request, layer). Nothing: the trace is sound."""
+    try:
+        trace = open_trace(path, allow_partial)
+    except BadTrace as e:
+        yield str(e)
+        return
+    yield from _files(trace)
+    for request in trace.requests:
+        for layer in trace.captured_layers:
+            yield from _lane(trace, request, layer)
+
+
+def _files(trace: Trace) -> Iterator[str]:
+    files, root = trace.manifest["files"], trace.path
+    for name, entry in files.items():
+        with (root / name).open("rb") as f:
+            if hashlib.file_digest(f, "sha256").hexdigest() != entry.get("sha256"):
+                yield f"{root / name}: its sha256 is not the one listed: the file was altered; {AGAIN}"
+    on_disk = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} - {"manifest.json", "journal.jsonl"}
+    for name in sorted(on_disk - set(files)):
+        yield f"{root / name}: not listed in the manifest, so never read; remove it"
+    journal = root / "journal.jsonl"
+    if not trace.partial and journal.exists():
+        closed = read_journal(journal, journal.read_bytes())
+        for name, entry in files.items():
+            if any(closed.get(name, {}).get(key) != entry.get(key) for key in ("bytes", "sha256", "rows")):
+                yield f"{journal}: it does not say of {name} what manifest.json says: one of them was altered; {AGAIN}"
+    lanes = {(r.id, layer.id) for r in trace.requests for layer in trace.captured_layers}
+    for (table, request, layer), segments in trace.folder.segments.items():
+        if table not in ("requests", "layers") and (request, layer) not in lanes and not trace.partial:
+            yield f"{segments[0].file.parent}: rows of a request and layer not described as captured, so never read; remove them"
+        for s in segments:
+            yield from _layout(s, table)
+
+
+def _layout(s: Segment, table: str) -> Iterator[str]:
+    for group in (s.footer.row_group(g) for g in range(s.footer.num_row_groups)):
+        if table == "kv" and group.num_rows > ROWS:
+            yield f"{s}: a row group of {group.num_rows} rows; expected at most {ROWS}, write it in several segments"
+        for name in (n for n in s.columns if s.byte_width(n)):
+            odd = set(group.column(s.leaf(name)).encodings) - {"PLAIN", "RLE", "BIT_PACKED"}
+            if odd:
+                yield f"{s}: the column {name!r} is encoded as {', '.join(sorted(odd))}; expected PLAIN, which every reader has"
+
+
+def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
+    """Problems in the values of one (request, layer)."""
+    try:
+        lane = trace.lane(request, layer)
+    except BadTrace as e:
+        yield str(e)
+        return
+    where = f"{trace.path}: request {request.id}, layer {layer.id}"
+    for head in range(layer.kv_heads):
+        yield from (f"{where}, {problem}" for problem in _attention(lane, head))
+        yield from (f"{where}, kv head {head}: {problem}" for problem in _rotation(lane, head))
+    if lane.mass is not None:
+        yield from (f"{where}: {problem}" for problem in _masses(lane, lane.mass))
+        yield from _counts(trace.folder.of("prefill", request.id, layer.id), lane)
+
+
+def _attention(lane: Lane, kv_head: int) -> Iterator[str]:
+    """Captured outputs and log sums against attention recomputed from q, k and v."""
+    if lane.out is None and lane.lse is None:
+        return
+    layer, heads = lane.layer, slice(kv_head * lane.layer.group, (kv_head + 1) * lane.layer.group)
+    k, v = widen(lane.k[kv_head]), widen(lane.v[kv_head])
+    wrong, size, apart = np.zeros(layer.group), np.zeros(layer.group), np.zeros(layer.group)
+    for a in range(0, len(lane.t), STEPS):
+        block = slice(a, a + STEPS)
+        p, lse = attend(widen(lane.q[block, heads]), lane.t[block], k, layer, kv_head)
+        if lane.out is not None:
+            out = p @ v
+            wrong += ((widen(lane.out[block, heads]) - out) ** 2).sum(axis=(0, 2))
+            size += (out**2).sum(axis=(0, 2))
+        if lane.lse is not None:
+            apart = np.maximum(apart, np.abs(lane.lse[block, heads] - lse).max(axis=0))
+    error = np.sqrt(wrong / np.maximum(size, 1e-300))
+    for g in range(layer.group):
+        head = heads.start + g
+        if not error[g] <= OUT[lane.dtype]:
+            yield f"q head {head}: `out` is {error[g]:.2g} away from attention over the stored q, k, v; expected {OUT[lane.dtype]:g}"
+        if not apart[g] <= LSE[lane.dtype]:
+            yield f"q head {head}: `lse` is {apart[g]:.2g} away from that of the stored q and k; expected {LSE[lane.dtype]:g}"
+
+
+def _rotation(lane: Lane, kv_head: int) -> Iterator[str]:
+    """k is k_pre with RoPE applied."""
+    if lane.k_pre is None or lane.layer.rope is None:
+        return
+    k = widen(lane.k[kv_head])
+    try:
+        rotated = lane.layer.rotate(widen(lane.k_pre[kv_head]), np.arange(len(k)))
+    except NotImplementedError:
+        return  # a layout that cannot be applied again
+    error = np.linalg.norm(rotated - k) / max(float(np.linalg.norm(k)), 1e-300)
+    if not error <= ROTATED[lane.dtype]:
+        yield f"`k` is {error:.2g} away from `k_pre` under the rope of the layers table; expected {ROTATED[lane.dtype]:g}"
+
+
+def _masses(lane: Lane, mass: NDArray[np.float32]) -> Iterator[str]:
+    """Every query spreads a mass of 1 over what it sees; learned sinks take some of it."""
+    n = lane.request.prompt
+    for head, total in enumerate(mass.sum(axis=1, dtype=np.float64)):
+        low = 0 if lane.layer.sinks else n * (1 - MASS)
+        if not low <= total <= n * (1 + MASS):
+            yield f"q head {head}: the prefill masses sum to {total:.6g}; expected {n}, one for each prompt query"
+
+
+def _counts(segments: Sequence[Segment], lane: Lane) -> Iterator[str]:
+    """`queries` of a key: the prompt queries that see it."""
+    n, window = lane.request.prompt, lane.layer.window or lane.request.prompt
+    for s in segments:
+        pos, queries = read_columns(s, ("pos", "queries"))
+        wrong = queries != np.minimum(n - pos, window)
+        if wrong.any():
+            i = int(wrong.argmax())
+            yield f"{s}: queries is {queries[i]} at position {pos[i]}; expected {min(n - pos[i], window)}, the prompt queries that see it"

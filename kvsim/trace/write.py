@@ -1,0 +1,248 @@
+"""Write a trace: every call closes a segment that outlives a kill, the manifest comes last and makes the trace complete."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike
+
+from kvsim.errors import WrongUse
+from kvsim.geometry import ITEMSIZE, Layer, Request
+from kvsim.tables import LAYERS, PREFILL, REQUESTS, TRACE_SCHEMA, VALUES, kv_schema, q_schema
+from kvsim.trace.bits import RAW, Raw
+from kvsim.trace.folder import DRAFT, Key
+from kvsim.trace.shapes import layers_of, requests_of
+
+ROWS = 32768  # most rows of a row group
+_PARQUET: dict[str, Any] = {"use_dictionary": False, "data_page_size": 16 << 20}
+if "max_rows_per_page" in inspect.signature(pq.write_table).parameters:
+    _PARQUET["max_rows_per_page"] = ROWS  # newer pyarrow also ends a page by its rows; one page a row group can be mapped whole
+
+Row = Mapping[str, Any]
+Columns = dict[str, Raw]
+
+
+class TraceWriter:
+    """A context manager that writes `path`, a new or empty folder. `requests` and `layers` are rows of the tables of these names.
+
+    Left without an error, it checks that every captured (request, layer) is whole and writes the manifest. After an error or a
+    kill the segments closed so far stay readable as a partial trace. Raises WrongUse."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        dtype: str,
+        source: Mapping[str, Any],
+        capture: Mapping[str, Any],
+        requests: Sequence[Row],
+        layers: Sequence[Row],
+        compression: str = "none",
+        created: str | None = None,
+    ) -> None:
+        self.path, self.dtype, self.compression = Path(path), dtype, compression
+        if dtype not in RAW:
+            raise WrongUse(f"dtype {dtype!r}: expected {', '.join(RAW)}")
+        if compression not in ("none", "zstd"):
+            raise WrongUse(f"compression {compression!r}: expected none or zstd")
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise WrongUse(f"{self.path}: there is something already; write to a new folder, or remove it first")
+        self.layers = layers_of(layers, dtype, "layers")
+        self.requests = requests_of(requests, "requests")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._ends: dict[Key, int] = {}  # the position after the last one written
+        self._columns: dict[Key, set[str]] = {}
+        self._draft = {
+            "schema": TRACE_SCHEMA,
+            "kind": "attention",
+            "created": created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "source": dict(source),
+            "dtype": dtype,
+            "byte_order": "little",
+            "capture": dict(capture),
+        }
+        draft = LAYERS.with_metadata({DRAFT: json.dumps(self._draft).encode()})
+        self._journal = (self.path / "journal.jsonl").open("ab")
+        self._close("layers/part-0.parquet", pa.Table.from_pylist(list(layers), draft))
+        self._close("requests/part-0.parquet", pa.Table.from_pylist(list(requests), REQUESTS))
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._journal.close()
+
+    def describe(self, requests: Sequence[Row]) -> None:
+        """The requests anew, for a capture that learns its tokens and totals as it ends."""
+        self.requests = requests_of(requests, "requests")
+        self._close(f"requests/part-{self._count('requests/')}.parquet", pa.Table.from_pylist(list(requests), REQUESTS))
+
+    def kv(self, request: int, layer: int, pos0: int, k: Raw, v: Raw, k_pre: Raw | None = None) -> None:
+        """The rows of positions pos0, pos0 + 1, ...: k and k_pre [Hkv, n, key_dim], v [Hkv, n, value_dim], raw numbers."""
+        _, spec = self._find(request, layer)
+        n = k.shape[1]
+        vectors = {"k": k, "v": v} | ({} if k_pre is None else {"k_pre": k_pre})
+        for name, x in vectors.items():
+            self._expect(name, x, (spec.kv_heads, n, spec.value_dim if name == "v" else spec.key_dim))
+        self._follow("kv", request, layer, pos0, pos0 + n, vectors)
+        schema = kv_schema(*self._widths(spec), k_pre is not None)
+        for a in range(0, n, ROWS):
+            b = min(n, a + ROWS)
+            columns = _grid("kv_head", spec.kv_heads, "pos", np.arange(pos0 + a, pos0 + b))
+            columns |= {name: x[:, a:b] for name, x in vectors.items()}
+            self._segment("kv", request, layer, columns, schema, group=b - a)
+
+    def q(self, request: int, layer: int, steps: ArrayLike, q: Raw, out: Raw | None = None, lse: ArrayLike | None = None) -> None:
+        """Queries of `steps` [n], ascending, -1 the last prompt row: q [n, Hq, key_dim], out [n, Hq, value_dim], lse [n, Hq]."""
+        r, spec = self._find(request, layer)
+        step = np.asarray(steps, np.int64)
+        vectors = {"q": q} | ({} if out is None else {"out": out})
+        for name, x in vectors.items():
+            self._expect(name, x, (len(step), spec.q_heads, spec.value_dim if name == "out" else spec.key_dim))
+        if not len(step) or (np.diff(step) < 1).any() or r.prompt + step[0] < self._ends.get(("q", request, layer), 0):
+            raise WrongUse(
+                f"q of request {request}, layer {layer}: steps {step.tolist()}; expected ascending ones, after those before"
+            )
+        self._follow("q", request, layer, None, r.prompt + int(step[-1]) + 1, [*vectors, *([] if lse is None else ["lse"])])
+        columns = _grid("q_head", spec.q_heads, "decode_step", step)
+        columns |= {"kv_head": columns["q_head"] // spec.group, "pos": columns["decode_step"] + r.prompt}
+        columns |= {name: np.swapaxes(x, 0, 1) for name, x in vectors.items()}
+        if lse is not None:
+            columns["lse"] = np.asarray(lse, np.float32).T.ravel()
+        schema = q_schema(*self._widths(spec), out is not None, lse is not None)
+        self._segment("q", request, layer, columns, schema, group=len(step) * spec.group)
+
+    def prefill(self, request: int, layer: int, mass: Raw, queries: ArrayLike) -> None:
+        """Attention of all prompt queries on each key: mass f32[Hq, prompt]; queries [prompt]: how many could see it."""
+        r, spec = self._find(request, layer)
+        self._follow("prefill", request, layer, 0, r.prompt)
+        columns = _grid("q_head", spec.q_heads, "pos", np.arange(r.prompt))
+        columns |= {"mass": np.asarray(mass, np.float32).ravel(), "queries": np.tile(np.asarray(queries), spec.q_heads)}
+        self._segment("prefill", request, layer, columns, PREFILL)
+
+    def values(self, request: int, layer: int, pos0: int, wo_norm: Raw) -> None:
+        """L1 norms of each head's output projection of v at positions pos0, pos0 + 1, ...: f32[Hq, n]."""
+        _, spec = self._find(request, layer)
+        positions = np.arange(pos0, pos0 + wo_norm.shape[1])
+        self._follow("values", request, layer, pos0, pos0 + len(positions))
+        columns = _grid("q_head", spec.q_heads, "pos", positions) | {"wo_norm": np.asarray(wo_norm, np.float32).ravel()}
+        self._segment("values", request, layer, columns, VALUES)
+
+    # -------------------------------------------------------------------------------------------- what a call must be
+    def _find(self, request: int, layer: int) -> tuple[Request, Layer]:
+        r = next((r for r in self.requests if r.id == request), None)
+        spec = next((x for x in self.layers if x.id == layer and x.captured), None)
+        if r is None or spec is None:
+            raise WrongUse(f"request {request}, layer {layer}: not described as a request and a captured layer of this trace")
+        return r, spec
+
+    def _widths(self, spec: Layer) -> tuple[int, int]:
+        return spec.key_dim * ITEMSIZE[self.dtype], spec.value_dim * ITEMSIZE[self.dtype]
+
+    def _expect(self, name: str, x: Raw, shape: tuple[int, ...]) -> None:
+        if x.shape != shape or x.dtype != RAW[self.dtype]:
+            bits = f"{RAW[self.dtype]}{' (the bits of bfloat16)' if self.dtype == 'bfloat16' else ''}"
+            raise WrongUse(f"{name} is {x.dtype}{list(x.shape)}; expected {bits}{list(shape)}")
+
+    def _follow(self, table: str, request: int, layer: int, start: int | None, end: int, columns: Iterable[str] = ()) -> None:
+        """A segment starts where the one before it ended, with the same columns."""
+        key, mine = (table, request, layer), set(columns)
+        before = self._ends.get(key, 0)
+        if start is not None and start != before:
+            raise WrongUse(
+                f"{table} of request {request}, layer {layer} starts at position {start}; expected {before}, where it stands"
+            )
+        if self._columns.setdefault(key, mine) != mine:
+            first = sorted(self._columns[key])
+            raise WrongUse(f"{table} of request {request}, layer {layer} has {sorted(mine)}; expected {first}, as before")
+        self._ends[key] = end
+
+    # -------------------------------------------------------------------------------------------- files
+    def _segment(
+        self, table: str, request: int, layer: int, columns: Columns, schema: pa.Schema, group: int | None = None
+    ) -> None:
+        arrays = {f.name: _array(columns[f.name], f.type) for f in schema if f.name in columns}
+        folder, pos = f"{table}/request={request}/layer={layer}", columns["pos"]
+        rows = pa.Table.from_arrays(list(arrays.values()), schema=pa.schema([schema.field(name) for name in arrays]))
+        self._close(f"{folder}/seg-{self._count(folder):05d}.parquet", rows, group, (int(pos.min()), int(pos.max())))
+
+    def _count(self, folder: str) -> int:
+        return sum(name.startswith(folder) for name in self._files)
+
+    def _close(
+        self, name: str, rows: pa.Table, group: int | None = None, span: tuple[int | None, int | None] = (None, None)
+    ) -> None:
+        """One Parquet file under its name, whole or not at all, then its line in the journal."""
+        small = [f.name for f in rows.schema if not pa.types.is_fixed_size_binary(f.type)]
+        with _replacing(self.path / name) as f:
+            pq.write_table(rows, f, row_group_size=group, compression=self.compression, write_statistics=small, **_PARQUET)
+        with (self.path / name).open("rb") as f:
+            entry = {
+                "bytes": os.fstat(f.fileno()).st_size,
+                "sha256": hashlib.file_digest(f, "sha256").hexdigest(),
+                "rows": rows.num_rows,
+            }
+        self._files[name] = entry
+        line = {"path": name, **entry, "first": span[0], "last": span[1]}
+        self._journal.write(json.dumps(line).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def _finish(self) -> None:
+        for r in self.requests:
+            for layer in (x.id for x in self.layers if x.captured):
+                ends = {table: self._ends.get((table, r.id, layer)) for table in ("kv", "q", "values")}
+                if ends["kv"] != r.total or ends["q"] is None or ends["values"] not in (None, r.total):
+                    raise WrongUse(
+                        f"request {r.id}, layer {layer}: rows end at {ends}; expected kv (and values) to {r.total}, and queries"
+                    )
+        *old, _ = [name for name in self._files if name.startswith("requests/")]
+        files = {name: entry for name, entry in sorted(self._files.items()) if name not in old}
+        with _replacing(self.path / "manifest.json") as f:
+            f.write(json.dumps(self._draft | {"status": "complete", "files": files}, indent=1).encode())
+        for name in old:
+            (self.path / name).unlink()
+
+
+def _grid(outer: str, heads: int, inner: str, values: Raw) -> Columns:
+    """Two columns: every head with every value, heads slowest."""
+    return {outer: np.repeat(np.arange(heads), len(values)), inner: np.tile(values, heads)}
+
+
+def _array(x: Raw, kind: pa.DataType) -> pa.Array:
+    """Numbers [rows], or raw vectors [..., d] as the bytes of fixed size that they are."""
+    if not pa.types.is_fixed_size_binary(kind):
+        return pa.array(x, kind)
+    x = np.ascontiguousarray(x)
+    return pa.FixedSizeBinaryArray.from_buffers(kind, x.size // x.shape[-1], [None, pa.py_buffer(x)])
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is whole and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as f:
+        yield f
+        f.flush()
+        os.fsync(f.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
