@@ -1,0 +1,225 @@
+"""Every number of the ledger and of heads, counted from what the engine did; a policy reports nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.attend import Attended, Dense, Held, page_stats
+from kvsim.engine.bank import Record
+from kvsim.engine.reads import CHUNK, Pages, Picked, pages_of
+from kvsim.engine.source import Source
+from kvsim.geometry import ATTENTION, ITEMSIZE
+from kvsim.kernels import sparse
+from kvsim.kernels.dense import NONE
+from kvsim.kernels.order import ABSENT, RANKED, common, ranked
+from kvsim.kernels.sparse import ALIVE
+from kvsim.policies.protocol import Chain, Codecs, Read
+
+Columns = dict[str, Any]
+LEAST_MASS = 1e-3  # below it a ratio of masses says nothing
+
+
+# ------------------------------------------------------------------------------------------------ ledger
+def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked | None, record: Record | None) -> Columns:
+    """Columns [N] of one kv head: tokens and bytes held after each step's cut, and read in the step."""
+    src, lay, read = block.source, block.source.layer, chain.part("read")
+    codecs: Codecs | None = (chain.part("store") or chain.part("keep")).codecs
+    pages = picked.pages if picked else pages_of(held.pos, CHUNK)
+    union = picked.chosen.any(1) if picked else pages.rows(held.flags) > 0
+    was_read, kept = _tally(block, held, held.flags, pages, union, record), _tally(block, held, held.after, pages, pages.rows(held.after) > 0, record)
+    visible, alive = block.t + 1 - block.first, (held.flags & ALIVE).sum(1)
+    read_bytes, meta_bytes = row_bytes(src, codecs, was_read)
+    resident, meta_resident = row_bytes(src, codecs, kept)
+    stated = asked.part("read").read
+    none = np.zeros(len(block.t), np.int64)
+    page_bytes = read.page * lay.row_bytes if read.page is not None else 0
+    live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
+    out: Columns = {
+        "pos": block.t,
+        "visible_tokens": visible,
+        "held_tokens": kept[:, sparse.ROWS_READ],
+        "quant_tokens": kept[:, sparse.KEYS_CODED],
+        "full_tokens": kept[:, sparse.KEYS_FULL],
+        "evicted_tokens": visible - kept[:, sparse.ROWS_READ],
+        "asked": None if stated is None else float(getattr(stated, "n", getattr(stated, "x", np.nan))),
+        "asked_unit": None if stated is None else type(stated).__name__,
+        "read_tokens": was_read[:, sparse.ROWS_READ],
+        "read_pages": picked.chosen.any(1).sum(1) if picked else None,
+        "read_runs": _runs(picked) if picked else None,
+        "page_bytes": picked.chosen.any(1).sum(1) * page_bytes if picked else None,
+        "resident_page_bytes": live_pages * page_bytes if read.page is not None else None,
+        "resident_bytes": resident,
+        "meta_resident_bytes": meta_resident,
+        "index_resident_bytes": live_pages * index_bytes(read, src),
+        "read_bytes": read_bytes,
+        "meta_bytes": meta_bytes,
+        "index_bytes": (picked.scanned if picked else none) * index_bytes(read, src),
+        "score_bytes": 2 * lay.group * alive * 4 if ATTENTION in chain.part("keep").needs else none,
+        "write_bytes": none + lay.row_bytes + index_bytes(read, src),
+    }
+    if record is not None:
+        out["write_bytes"] = out["write_bytes"] + record.coded_bytes[block.index, block.head]
+        moved = record.moved[block.index, block.head]
+        out |= {"moved_in_bytes": moved[:, 0], "moved_out_bytes": moved[:, 1]}
+    return out
+
+
+def _tally(block: Dense, held: Held, flags: NDArray[np.uint8], pages: Pages, union: Any, record: Record | None) -> NDArray[np.int64]:
+    counts = np.zeros((len(flags), 7), np.int64)
+    groups = np.zeros((2, len(held.pos)), np.int64)
+    if record is not None and record.key_group is not None and record.value_group is not None:
+        groups = np.stack([record.key_group[block.head, held.pos], record.value_group[block.head, held.pos]])
+    sparse.tally(flags, pages.start, union, groups[0], groups[1], counts)
+    return counts
+
+
+def row_bytes(source: Source, codecs: Codecs | None, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """counts i64[N, 7] (kernels.sparse) -> (bytes of rows and codes, bytes of scales and zeros); a group touched is paid whole."""
+    lay = source.layer
+    rows = counts[:, sparse.KEYS_FULL] * lay.key_bytes + counts[:, sparse.VALUES_FULL] * lay.value_bytes
+    meta = np.zeros_like(rows)
+    if codecs:
+        for codec, dim, coded, groups in (
+            (codecs.k, lay.key_dim, sparse.KEYS_CODED, sparse.KEY_GROUPS),
+            (codecs.v, lay.value_dim, sparse.VALUES_CODED, sparse.VALUE_GROUPS),
+        ):
+            if codec:
+                bits, per_group = codec.layout(dim)
+                rows, meta = rows + counts[:, coded] * bits // 8, meta + counts[:, groups] * per_group
+    return rows, meta
+
+
+def index_bytes(read: Read, source: Source) -> int:
+    """Bytes of one page's summary."""
+    return 0 if read.index is None else read.index.numbers(source.layer.key_dim) * ITEMSIZE[read.index.dtype]
+
+
+def _runs(picked: Picked) -> NDArray[np.int64]:
+    """Contiguous page runs of the union."""
+    union = picked.chosen.any(1)
+    out = np.empty(len(union), np.int64)
+    for i, row in enumerate(union):
+        ids = picked.pages.id[row]
+        out[i] = (np.diff(ids, prepend=-2) != 1).sum()
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ heads
+def heads(chain: Chain, dense_by_rule: bool, block: Dense, held: Held, picked: Picked | None, got: Attended) -> Columns:
+    """Columns [N * G] of one kv head's query heads, step by step."""
+    src, sums = block.source, got.sums
+    recall = sums[:, sparse.MASS]
+    kept = _held_mass(block, held, picked, got)
+    seen = 1 - block.sink_mass
+    far, far_read = block.far_mass, np.minimum(sums[:, sparse.FAR], block.far_mass)
+    missed = np.maximum(seen - recall, 0)
+    out: Columns = {
+        "role": np.repeat(src.request.roles[block.t], block.group),
+        "dense": dense_by_rule,
+        "mass_recall": recall,
+        "mass_evicted": 0.0 if held.whole else np.maximum(seen - kept, 0),
+        "mass_unread": np.maximum((seen if held.whole else kept) - recall, 0),
+        "learned_sink_mass": block.sink_mass,
+        "mass_quant": sums[:, sparse.CODED_MASS],
+        "far_mass": far,
+        "far_recall": np.divide(far_read, far, out=np.full(len(far), np.nan), where=far >= LEAST_MASS),
+        "rel_l2": relative(got.out, block.out),
+        "cosine": cosine(got.out, block.out),
+        "out_bound": 2 * missed * np.repeat(block.value_bound, block.group),
+        "read_tokens": sums[:, sparse.TOKENS].astype(np.int64),
+        "rounds": 1 if picked is None else picked.rounds.ravel(),
+    }
+    if src.request.evidence:
+        out |= {"evidence_dense": block.evidence_mass, "evidence_read": sums[:, sparse.EVIDENCE], "evidence_mass": sums[:, sparse.OWN_EVIDENCE]}
+    if got.exact is not None and got.mixed is not None:
+        out |= {"err_select": relative(got.exact, block.out), "err_k": relative(got.mixed, block.out), "err_v": out["rel_l2"]}
+    out |= _top_recalls(block, held, picked)
+    if picked is not None:
+        out["read_pages"] = picked.chosen.sum(-1).ravel()
+        out |= _page_recalls(block, picked)
+        if chain.part("read").index is not None:
+            out |= _bounds(block, held, picked)
+    return out
+
+
+def relative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """|a - b| / |b| row by row; 0 where both are zero."""
+    size = np.sqrt((b * b).sum(1))
+    gap = np.sqrt(((a - b) ** 2).sum(1))
+    return np.divide(gap, size, out=np.where(gap > 0, np.inf, 0.0), where=size > 0)
+
+
+def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    size = np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    return np.divide((a * b).sum(1), size, out=np.ones(len(a)), where=size > 0)
+
+
+def _held_mass(block: Dense, held: Held, picked: Picked | None, got: Attended) -> NDArray[np.float64]:
+    """Dense probability on everything that was live at the step, read or not."""
+    if held.whole:
+        return 1 - block.sink_mass
+    if picked is None:
+        return got.sums[:, sparse.MASS]
+    peak, mass = page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
+    bent = block.source.bend(peak.astype(np.float64))
+    return np.where(peak > NONE, mass * np.exp2(np.minimum(bent - block.lse, 0)), 0).sum(0)[: block.rows]
+
+
+def _top_recalls(block: Dense, held: Held, picked: Picked | None) -> Columns:
+    """The part of the R tokens of highest dense logit that were read, R = 1, 10, 64 (or as many as are visible)."""
+    best, count = block.top
+    n, group = len(block.t), block.group
+    slot = np.searchsorted(held.pos, best).clip(max=len(held.pos) - 1)
+    step = np.repeat(np.arange(n), group)[:, None]
+    got = (held.pos[slot] == best) & (held.flags[step, slot] & ALIVE).astype(bool)
+    if picked is not None:
+        head = np.tile(np.arange(group), n)[:, None]
+        got &= picked.chosen[step, head, picked.pages.of_slots()[slot]]
+    got &= np.arange(best.shape[1]) < count[:, None]
+    hits = got.cumsum(1)
+    rows = np.arange(len(best))
+    return {f"top{r}_recall": hits[rows, np.minimum(r, count) - 1] / np.minimum(r, count) for r in (1, 10, 64)}
+
+
+def _page_recalls(block: Dense, picked: Picked) -> Columns:
+    """The part of the pages of most dense mass that were read: as many as the head read, and 10."""
+    size, n = picked.pages.size, len(block.t)
+    mass = block.page_mass(size)
+    ids = np.arange(mass.shape[1])
+    exists = (ids * size <= block.t[:, None]) & ((ids + 1) * size > block.first[:, None])
+    kind = np.repeat(np.where(exists, RANKED, ABSENT).astype(np.uint8), block.group, 0)
+    order = ranked(mass, kind)
+    marked = np.zeros((n, block.group, len(ids)), bool)
+    marked[:, :, picked.pages.id] = picked.chosen
+    marked = marked.reshape(n * block.group, -1)
+    out: Columns = {}
+    for name, most in (("page_recall", picked.chosen.sum(-1).ravel()), ("page_recall10", np.full(n * block.group, 10))):
+        many, hits = np.minimum(most, (kind == RANKED).sum(1)), np.zeros(n * block.group, np.int64)
+        common(order, marked, many, hits)
+        out[name] = hits / many
+    return out
+
+
+def _bounds(block: Dense, held: Held, picked: Picked) -> Columns:
+    """How far the page scores lie above the best true logit of the page, and the certificate they give for what was read."""
+    src, n, group = block.source, len(block.t), block.group
+    if held.whole and picked.pages.start[-1] == len(held.pos):
+        peak, mass = (x[: len(picked.pages.id)] for x in block.stats(picked.pages.size))
+    else:
+        peak, mass = page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
+    peak, mass = (x.T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in (peak, mass))
+    rows = picked.pages.rows(held.flags)[:, None]
+    live = np.broadcast_to(rows > 0, peak.shape)
+    ranked_here = ~np.isnan(picked.score).any(-1)
+    score = np.where(live & ranked_here[..., None], picked.score, 0)
+    slack = np.where(live, src.layer.scale * (score - peak), 0)
+    bound, true = src.bend(score), src.bend(np.where(live, peak, 0))
+    top = np.where(live, np.maximum(bound, true), -np.inf).max(-1, keepdims=True)
+    unread = (np.where(live & ~picked.chosen, rows * np.exp2(bound - top), 0)).sum(-1)
+    read = (np.where(live & picked.chosen, mass * np.exp2(true - top), 0)).sum(-1)
+    eps = np.divide(unread, read + unread, out=np.zeros_like(read), where=unread > 0)
+    columns = {"slack_mean": slack.sum(-1) / live.sum(-1), "slack_max": np.where(live, slack, -np.inf).max(-1), "eps_hat": eps}
+    return {name: np.where(ranked_here, x, np.nan).ravel() for name, x in columns.items()}

@@ -1,0 +1,284 @@
+"""Dense attention of a block of steps of one kv head, and the attention of a policy over what it held and read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.bank import Record
+from kvsim.engine.reads import CHUNK, Pages, Picked, pages_of
+from kvsim.engine.source import Source
+from kvsim.kernels import dense as kernel
+from kvsim.kernels import sparse
+from kvsim.kernels.dense import NONE, ROWS, TILE
+from kvsim.kernels.sparse import ALIVE, KEY_BLUR
+
+PAGE = 16  # pages whose sums give the dense denominator; divides TILE
+TOP = 64
+HEAD_TOKENS, NEAR_TOKENS = 4, 64  # what `far` leaves out at both ends
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def steps_per_block(group: int) -> int:
+    """Decode steps whose query rows fill one product."""
+    return max(1, ROWS // group)
+
+
+@dataclass
+class Dense:
+    """Full attention of steps `index` (places in source.steps) of kv head `head`; rows r = i * G + g.
+
+    dots f32[T padded, R]; flags u8[N, T padded]: ALIVE where visible; lse f64[R] in powers of 2, learned sink included."""
+
+    source: Source
+    head: int
+    index: Ints
+    _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        src, lay = self.source, self.source.layer
+        self.t = src.t[self.index]
+        self.first = np.array([lay.first_visible(int(t)) for t in self.t])
+        self.group, self.rows = lay.group, len(self.index) * lay.group
+        keys = src.whole("k", self.head)
+        pos = np.arange(len(keys))
+        self.flags = ((pos <= self.t[:, None]) & (pos >= self.first[:, None])).view(np.uint8)
+        self.every = self.flags.all(0).view(np.uint8)
+        self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
+        self.dots = kernel.products(keys, self.q, np.empty((len(keys), len(self.q)), np.float32))
+        self.sink = np.full(len(self.q), -1e300)
+        self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
+        peak, mass = self.stats(PAGE)
+        bent = src.bend(peak.astype(np.float64))
+        bent[peak <= NONE] = -np.inf
+        top = np.maximum(bent.max(0), self.sink)
+        top[self.rows :] = 0
+        z = (mass * np.exp2(bent - top)).sum(0) + np.exp2(self.sink - top)
+        self.lse = top + np.log2(np.maximum(z, 1e-300))
+        self.sink_mass = np.exp2(self.sink - self.lse)[: self.rows]
+
+    def stats(self, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(peak, mass) f32[P, R] of pages of `size`: the largest dot product, and the sum of 2**(logit - largest)."""
+        if size not in self._stats:
+            start = np.append(np.arange(0, len(self.dots), size), len(self.dots))
+            self._stats[size] = page_stats(self.dots, self.flags, self.every, start, self)
+        return self._stats[size]
+
+    def page_mass(self, size: int) -> Floats:
+        """f64[R, P]: dense probability of every page of the grid."""
+        peak, mass = self.stats(size)
+        bent = self.source.bend(peak.astype(np.float64))
+        return np.ascontiguousarray(np.where(peak > NONE, mass * np.exp2(np.minimum(bent - self.lse, 0)), 0.0).T[: self.rows])
+
+    @cached_property
+    def out(self) -> Floats:
+        """f64[R, dv]: the attention output."""
+        values, src = self.source.whole("v", self.head), self.source
+        total, w = np.zeros((len(self.q), values.shape[1])), np.empty((TILE, len(self.q)), np.float32)
+        for x in range(0, len(values), TILE):
+            if self.flags[:, x : x + TILE].any():
+                kernel.weights(
+                    self.dots[x : x + TILE], self.flags[:, x : x + TILE], self.every[x : x + TILE], self.group,
+                    np.float32(src.unit), np.float32(src.cap), self.lse.astype(np.float32), w,
+                )  # fmt: skip
+                total += w.T @ values[x : x + TILE]
+        fine = np.exp2(self.lse.astype(np.float32) - self.lse)  # the weights were taken against the rounded denominator
+        return (total * fine[:, None])[: self.rows]
+
+    @cached_property
+    def top(self) -> tuple[NDArray[np.int32], Ints]:
+        """(positions i32[R, 64], how many i64[R]): the tokens of highest logit, ties to the lower position."""
+        peak, _ = self.stats(PAGE)
+        start = np.arange(0, len(self.dots) + 1, PAGE)
+        keys = self.source.whole("k", self.head)
+        longest = float(np.sqrt(np.einsum("td,td->t", keys, keys, dtype=np.float64).max()))
+        error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(self.q, axis=1) * longest
+        best, count = np.zeros((len(self.q), TOP), np.int32), np.zeros(len(self.q), np.int64)
+        floor = kernel.floors(peak, TOP, error.astype(np.float32))
+        kernel.top_tokens(self.dots, self.flags, self.every, start, peak, floor, keys, self.q, self.group, best, np.empty(best.shape), count)
+        return best[: self.rows], count[: self.rows]
+
+    @cached_property
+    def far_mass(self) -> Floats:
+        """f64[R]: dense probability outside the first 4 and the last 64 visible tokens."""
+        return self.mass_between(*self.far_range)
+
+    @cached_property
+    def far_range(self) -> tuple[Ints, Ints]:
+        return self.first + HEAD_TOKENS, np.maximum(self.t + 1 - NEAR_TOKENS, self.first + HEAD_TOKENS)
+
+    def mass_between(self, low: Ints, high: Ints) -> Floats:
+        """f64[R]: dense probability on low[i] <= position < high[i], clipped to what is visible."""
+        out = np.zeros(len(self.q))
+        low, high = np.maximum(low, self.first), np.minimum(high, self.t + 1)
+        page = np.ascontiguousarray(self.page_mass(PAGE).T.astype(np.float32))
+        kernel.range_mass(self.dots, page, PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out)
+        return out[: self.rows]
+
+    @cached_property
+    def evidence_mass(self) -> Floats:
+        """f64[R]: dense probability on evidence tokens."""
+        mask = self.source.request.evidence_mask()
+        edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+        out = np.zeros(self.rows)
+        for a, b in edges.reshape(-1, 2):
+            out += self.mass_between(np.full(len(self.t), a), np.full(len(self.t), b))
+        return out
+
+    @cached_property
+    def value_bound(self) -> Floats:
+        """f64[N]: the largest L2 norm of a visible value."""
+        norms = self.source.value_norms[self.head]
+        return np.array([norms[a : t + 1].max() for a, t in zip(self.first, self.t, strict=True)])
+
+
+def page_stats(dots: Any, flags: Any, every: Any, start: Ints, block: Dense) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(peak, mass) f32[P, R] over the live slots of every page."""
+    shape = (len(start) - 1, dots.shape[1])
+    peak, mass, src = np.empty(shape, np.float32), np.empty(shape, np.float32), block.source
+    kernel.page_stats32(dots, flags, every, start, block.group, np.float32(src.unit), np.float32(src.cap), peak, mass)
+    return peak, mass
+
+
+@dataclass
+class Held:
+    """What one kv head held in a block: slots pos i64[n]; flags u8[N, n] at the attention of each step, after u8[N, n] once its cut was
+    made; dots f32[n, R]. whole: nothing was ever dropped or coded."""
+
+    pos: Ints
+    flags: NDArray[np.uint8]
+    after: NDArray[np.uint8]
+    dots: NDArray[np.float32]
+    whole: bool
+
+    @cached_property
+    def every(self) -> NDArray[np.uint8]:
+        return (self.flags & ALIVE).all(0).view(np.uint8)
+
+
+class Past:
+    """Replays a record block by block for one kv head; blocks must come in order of step."""
+
+    def __init__(self, source: Source, record: Record | None, head: int):
+        self.source, self.record, self.head, self.done = source, record, head, 0
+        self.now = None if record is None else record.start[head].copy()
+
+    def held(self, block: Dense) -> Held:
+        """The slots of a block: all visible positions without a record, else those that live at one of its steps."""
+        total = self.source.request.total
+        if self.record is None or self.now is None:
+            flags = block.flags[:, :total]
+            return Held(np.arange(total), flags, flags, block.dots[:total], True)
+        lo, hi = int(block.first.min()), int(block.t.max()) + 1
+        flags, after = np.empty((2, len(block.t), hi - lo), np.uint8)
+        for i, at in enumerate(block.index):
+            for step in range(self.done, at):
+                self._pass(step)
+            flags[i] = self.now[lo:hi]
+            self._pass(int(at))
+            after[i], self.done = self.now[lo:hi], int(at) + 1
+        visible = block.flags[:, lo:hi]
+        flags *= visible
+        after *= visible
+        keep = np.flatnonzero(flags.any(0))
+        pos = keep + lo
+        return Held(pos, np.ascontiguousarray(flags[:, keep]), np.ascontiguousarray(after[:, keep]), block.dots[pos], False)
+
+    def _pass(self, step: int) -> None:
+        assert self.record is not None and self.now is not None
+        for h, pos, flags in self.record.changes[step]:
+            if h == self.head:
+                self.now[pos] = flags
+
+
+@dataclass
+class Attended:
+    """sums f64[R, 6] (kernels.sparse); out f64[R, dv]; exact and mixed outputs when rows were decoded, else None."""
+
+    sums: Floats
+    out: Floats
+    exact: Floats | None
+    mixed: Floats | None
+    all_read: NDArray[np.bool_]
+
+
+def attend(block: Dense, held: Held, picked: Picked | None, record: Record | None) -> Attended:
+    """The attention of every row over the live slots it read. Rows that read all that dense attention sees, exactly, take its output."""
+    src, rows, group, n = block.source, block.rows, block.group, len(block.t)
+    pages = picked.pages if picked else pages_of(held.pos, CHUNK)
+    exists = pages.rows(held.flags) > 0
+    chosen = picked.chosen if picked else np.repeat(exists[:, None], group, 1)
+    coded = bool((held.flags > ALIVE).any())
+    everything = (chosen | ~exists[:, None]).all(-1)  # [N, G]
+    alive, visible = (held.flags & ALIVE).sum(1), block.t + 1 - block.first
+    all_read = (everything & (alive == visible)[:, None] & (not coded)).ravel()
+    chosen = chosen & ~all_read.reshape(n, group)[..., None]
+    sums, out = np.zeros((rows, 6)), np.empty((rows, src.layer.value_dim))
+    blurred, values, dim = held.dots, src.whole("v", block.head), src.layer.value_dim
+    blurred_values = values
+    if coded:
+        assert record is not None
+        blurred = _decoded_dots(block, held, record)
+        blurred_values = record.decoded.get("v", values[None])[block.head if "v" in record.decoded else 0]
+    exact, mixed = np.empty((rows if coded else 0, dim)), np.empty((rows if coded else 0, dim))
+    marks = np.zeros(src.request.total, np.uint8)
+    marks[: src.request.total] = src.request.evidence_mask()
+    far = np.stack(block.far_range, 1)
+    if not all_read.all():
+        sparse.attend(
+            held.dots, blurred, values, blurred_values, held.pos, held.flags, marks[held.pos], far, pages.start, chosen,
+            np.float32(src.unit), np.float32(src.cap), block.lse, block.sink, sums, out, exact, mixed,
+        )  # fmt: skip
+    if all_read.any():
+        out[all_read] = block.out[all_read]
+        sums[all_read, sparse.MASS] = 1 - block.sink_mass[all_read]
+        sums[all_read, sparse.FAR] = block.far_mass[all_read]
+        sums[all_read, sparse.EVIDENCE] = sums[all_read, sparse.OWN_EVIDENCE] = block.evidence_mass[all_read]
+        sums[all_read, sparse.TOKENS] = np.repeat(visible, group)[all_read]
+    return Attended(sums, out, exact if coded else None, mixed if coded else None, all_read)
+
+
+def _decoded_dots(block: Dense, held: Held, record: Record) -> NDArray[np.float32]:
+    """f32[n, R]: dot products with the decoded keys, where any step sees one."""
+    if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
+        return held.dots
+    keys = record.decoded["k"][block.head]
+    tiled = np.zeros((kernel.padded(len(keys), TILE), keys.shape[1]), np.float32)
+    tiled[: len(keys)] = keys
+    return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32))[held.pos]
+
+
+def true_pages(block: Dense, held: Held, pages: Pages, kind: str) -> Floats:
+    """f64[N, G, P]: the largest true logit of each page's live slots, or their dense mass up to a factor per row; float64 throughout,
+    because a ranking rests on it."""
+    src, n = block.source, len(block.t)
+    peak, mass = np.empty((2, len(pages.id), len(block.q)))
+    q = block.q.astype(np.float64)
+    at = 0
+    while at < len(pages.id):
+        stop = max(at + 1, int(np.searchsorted(pages.start, pages.start[at] + TILE, side="right")) - 1)
+        a, b = pages.start[at], pages.start[stop]
+        keys = np.zeros((kernel.padded(int(b - a), TILE), src.layer.key_dim))
+        keys[: b - a] = src.rows("k", block.head, held.pos[a:b])
+        dots = np.empty((len(keys), len(q)))
+        for x in range(0, len(keys), TILE):
+            for r in range(0, len(q), ROWS):
+                dots[x : x + TILE, r : r + ROWS] = keys[x : x + TILE] @ q[r : r + ROWS].T
+        kernel.page_stats64(
+            dots[: b - a], np.ascontiguousarray(held.flags[:, a:b]), np.ascontiguousarray(held.every[a:b]), pages.start[at : stop + 1] - a,
+            block.group, src.unit, src.cap, peak[at:stop], mass[at:stop],
+        )  # fmt: skip
+        at = stop
+    bent = src.bend(peak)
+    if kind == "mass":
+        empty = peak <= NONE
+        top = np.where(empty, -np.inf, bent).max(0)
+        top[~np.isfinite(top)] = 0
+        bent = np.where(empty, 0, mass * np.exp2(np.where(empty, 0, bent - top)))
+    return np.ascontiguousarray(bent.T[: block.rows]).reshape(n, block.group, -1)

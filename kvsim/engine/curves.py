@@ -1,0 +1,150 @@
+"""Every budget of a fixed ranking from one sort: the curves of a read policy over everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.account import LEAST_MASS, relative
+from kvsim.engine.attend import Dense, Held
+from kvsim.engine.reads import Picked
+from kvsim.kernels.order import accumulate, union_growth
+from kvsim.kernels.sparse import bucket_values
+
+GRID = 24  # budgets on which the output error is computed
+
+
+def grid(pages: int) -> NDArray[np.int64]:
+    """About GRID budgets from 1 to `pages`, evenly spaced in the logarithm; all of them when there are fewer."""
+    if pages <= GRID:
+        return np.arange(1, pages + 1)
+    return np.unique(np.round(np.geomspace(1, pages, GRID)).astype(np.int64))
+
+
+class Curves:
+    """Collects the steps of one kv head; `rows` gives the table. Steps must come in order."""
+
+    def __init__(self, page: int, budgets: int, row_bytes: int):
+        self.page, self.budgets, self.row_bytes = page, budgets, row_bytes
+        self.grid = grid(budgets)
+        self.parts: dict[str, list[NDArray[Any]]] = {}
+
+    def add(self, block: Dense, held: Held, picked: Picked, wanted: NDArray[np.bool_]) -> None:
+        """wanted bool[N]: the steps that are written."""
+        assert picked.order is not None
+        n, group, p = picked.order.shape
+        order = picked.order.reshape(n * group, p)
+        least = picked.forced.sum(1)
+        per_row = np.repeat(least, group)
+        pages = picked.pages
+        found: dict[str, NDArray[Any]] = {}
+        for name, part in self._page_parts(block, pages.of_slots(), p).items():
+            out = np.empty((n * group, self.budgets), np.float32)
+            accumulate(order, part, per_row, out)
+            found[name] = out.reshape(n, group, -1)
+        found["error"] = self._errors(block, held, picked, order, per_row).reshape(n, group, -1)
+        growth = np.zeros((2, n, self.budgets), np.int64)
+        union_growth(picked.order, least, pages.rows(held.flags), growth[0], growth[1])
+        found |= {"union": growth[0], "tokens": growth[1]}
+        found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
+        if block.source.request.evidence:
+            found["evidence_all"] = block.evidence_mass.reshape(n, group)
+        for name, x in found.items():
+            self.parts.setdefault(name, []).append(x[wanted])
+
+    def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
+        """f64[R, P] of each quantity whose sum over read pages is a curve."""
+        size = self.page
+        mass = block.page_mass(size)[:, :pages]
+        best, count = block.top
+        ten = np.zeros((block.rows, pages))
+        for r in range(min(10, best.shape[1])):
+            ok = count > r
+            np.add.at(ten, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
+        out = {"mass": mass, "top10": ten, "far": _far_parts(block, mass, size)}
+        mask = block.source.request.evidence_mask()
+        if mask.any():
+            out["evidence"] = _marked_parts(block, mask, size, pages)
+        return out
+
+    def _errors(self, block: Dense, held: Held, picked: Picked, order: NDArray[np.int32], least: NDArray[np.int64]) -> NDArray[np.float32]:
+        """f32[R, grid]: relative error of the output when the first k pages of the order are read."""
+        src, rows, pages = block.source, block.rows, len(picked.pages.id)
+        place = np.empty(order.shape, np.int64)
+        np.put_along_axis(place, order.astype(np.int64), np.broadcast_to(np.arange(pages), order.shape), 1)
+        place = np.where(place < least[:, None], 0, place)
+        bucket = np.searchsorted(self.grid - 1, place).astype(np.int32)  # the first budget of the grid that reads the page
+        dim = src.layer.value_dim
+        sums, weight = np.zeros((rows, len(self.grid) + 1, dim)), np.zeros((rows, len(self.grid) + 1))
+        bucket_values(
+            held.dots, src.whole("v", block.head), held.flags, picked.pages.start, bucket.reshape(len(block.t), block.group, pages),
+            np.float32(src.unit), np.float32(src.cap), block.lse, sums, weight,
+        )  # fmt: skip
+        total, z = sums.cumsum(1)[:, :-1], weight.cumsum(1)[:, :-1] + block.sink_mass[:, None]
+        out = np.empty((rows, len(self.grid)), np.float32)
+        for i in range(len(self.grid)):
+            out[:, i] = relative(total[:, i] / z[:, i, None], block.out)
+        return out
+
+    def rows(self, q_head: int) -> list[dict[str, Any]]:
+        """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
+        whole = {name: np.concatenate(x) for name, x in self.parts.items()}
+        roles = whole["role"]
+        return [_summarise(self, whole, roles == role if role >= 0 else roles >= 0, role, q_head) for role in (-1, *sorted(set(roles.tolist())))]
+
+
+def _summarise(curves: Curves, whole: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int) -> dict[str, Any]:
+    x = {name: y[steps] for name, y in whole.items()}
+    group, k = x["mass"].shape[1], np.arange(1, curves.budgets + 1)
+    flat = lambda y: np.broadcast_to(y, (group, curves.budgets)).ravel()  # noqa: E731
+    ratio = lambda top, all_: np.divide(  # noqa: E731
+        top.sum(0, dtype=np.float64), all_.sum(0)[:, None], out=np.full(top.shape[1:], np.nan), where=all_.sum(0)[:, None] >= LEAST_MASS
+    )
+    low, mid = np.percentile(x["mass"], [5, 50], axis=0)
+    error = np.full((2, group, curves.budgets), np.nan)
+    error[0][:, curves.grid - 1] = x["error"].mean(0, dtype=np.float64)
+    error[1][:, curves.grid - 1] = np.percentile(x["error"], 95, axis=0)
+    return {
+        "q_head": np.repeat(np.arange(q_head, q_head + group), curves.budgets),
+        "role": role,
+        "pages": flat(k),
+        "tokens": flat(k * curves.page),
+        "union_pages_mean": flat(x["union"].mean(0)),
+        "read_bytes_mean": flat(x["tokens"].mean(0) * curves.row_bytes),
+        "mass_recall_mean": flat(x["mass"].mean(0, dtype=np.float64)),
+        "mass_recall_p5": flat(low),
+        "mass_recall_p50": flat(mid),
+        "mass_recall_min": flat(x["mass"].min(0)),
+        "top10_recall_mean": flat(x["top10"].mean(0, dtype=np.float64)),
+        "top10_recall_p5": flat(np.percentile(x["top10"], 5, axis=0)),
+        "far_recall": flat(ratio(x["far"], x["far_all"])),
+        "evidence_recall": flat(ratio(x["evidence"], x["evidence_all"])) if "evidence_all" in x else None,
+        "rel_l2_mean": flat(error[0]),
+        "rel_l2_p95": flat(error[1]),
+    }
+
+
+def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """f64[R, P]: of each page's dense mass what lies on far positions; only the pages at the two edges are counted by token."""
+    low, high = (np.repeat(x, block.group) for x in block.far_range)
+    first, pages = np.arange(mass.shape[1]) * size, mass.shape[1]
+    inside = (first >= low[:, None]) & (first + size <= high[:, None])
+    out = np.where(inside, mass, 0.0)
+    edge = (first < high[:, None]) & (first + size > low[:, None]) & ~inside
+    for p in np.flatnonzero(edge.any(0)):
+        part = block.mass_between(np.maximum(block.far_range[0], p * size), np.minimum(block.far_range[1], (p + 1) * size))
+        out[:, p] = np.where(edge[:, p], part, out[:, p])
+    return out[:, :pages]
+
+
+def _marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:
+    """f64[R, P]: dense mass of each page's marked positions."""
+    out = np.zeros((block.rows, pages))
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    for a, b in edges:
+        for p in range(a // size, min(-(-b // size), pages)):
+            low, high = max(a, p * size), min(b, (p + 1) * size)
+            out[:, p] += block.mass_between(np.full(len(block.t), low), np.full(len(block.t), high))
+    return out

@@ -1,0 +1,83 @@
+"""The tiers and events tables: what became of the tokens of one kv head, read off the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.bank import NO_GROUP, Record
+from kvsim.engine.source import Source
+from kvsim.kernels.sparse import ALIVE, KEY_CODED
+from kvsim.policies.protocol import Codecs
+
+CODES_BESIDE, HOST_COPY = 4, 8
+
+
+def tiers_and_events(source: Source, record: Record, codecs: Codecs | None, head: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of both tables for every step, -1 (the cut after prefill) first.
+
+    A tiers row holds runs of equal tier: the whole prompt at step -1, then only the positions whose tier changed at the step."""
+    prompt = source.request.prompt
+    now = record.start[head].copy()
+    whole = np.arange(source.layer.first_visible(prompt - 1), prompt)
+    tiers = [{"step": -1, "runs": runs(whole, _tier(record, codecs, head, whole, now[whole]))}]
+    before = np.full(len(whole), ALIVE, np.uint8)
+    full = int(_exact(before).sum())
+    events = [_event(-1, before, now[whole], full, 0)]
+    full, last = int(_exact(now[whole]).sum()), prompt - 1
+    for i, (step, t) in enumerate(zip(source.steps.tolist(), source.t.tolist(), strict=True)):
+        mine = [(pos, flags) for h, pos, flags in record.changes[i] if h == head]
+        pos, flags = (np.concatenate(x) for x in zip(*mine, strict=True)) if mine else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        pos, flags = _latest(pos, flags)
+        if len(pos):
+            tiers.append({"step": step, "runs": runs(pos, _tier(record, codecs, head, pos, flags))})
+        events.append(_event(step, now[pos], flags, full, t - last))
+        full += int(_exact(flags).sum()) - int(_exact(now[pos]).sum()) + t - last
+        now[pos], last = flags, t
+    return tiers, events
+
+
+def runs(pos: NDArray[np.int64], tier: NDArray[np.int64]) -> list[dict[str, int]]:
+    """Neighbouring positions of equal tier as half-open ranges; pos ascending."""
+    if not len(pos):
+        return []
+    cut = np.flatnonzero((np.diff(pos, prepend=pos[0]) > 1) | (np.diff(tier, prepend=tier[0]) != 0))
+    start, stop = np.append(0, cut), np.append(cut, len(pos))
+    return [{"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a])} for a, b in zip(start, stop, strict=True)]
+
+
+def _latest(pos: NDArray[np.int64], flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """A cut and a placement may both touch a token in one step: what it became last."""
+    unique, at = np.unique(pos[::-1], return_index=True)
+    return unique, flags[::-1][at]
+
+
+def _exact(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return (flags & (ALIVE | KEY_CODED)) == ALIVE
+
+
+def _tier(record: Record, codecs: Codecs | None, head: int, pos: NDArray[np.int64], flags: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """0 gone, 1 coded, 2 full, by keys; +4 codes kept beside, +8 host copy."""
+    alive, coded = (flags & ALIVE) > 0, (flags & KEY_CODED) > 0
+    tier = np.where(alive, np.where(coded, 1, 2), 0)
+    if codecs and record.key_group is not None:
+        known = alive & (record.key_group[head, pos] != NO_GROUP)
+        tier = tier + np.where(known & ~coded & codecs.ledger, CODES_BESIDE, 0) + np.where(known & codecs.shadow, HOST_COPY, 0)
+    return tier
+
+
+def _event(step: int, before: NDArray[np.uint8], after: NDArray[np.uint8], full: int, born: int) -> dict[str, Any]:
+    """Counts of one step. churn: 1 - |A & B| / |A or B| of the exact tokens before and after, of those that existed before."""
+    left, joined = int((_exact(before) & ~_exact(after)).sum()), int((~_exact(before) & _exact(after)).sum())
+    alive, stays = (before & ALIVE) > 0, (after & ALIVE) > 0
+    return {
+        "step": step,
+        "promoted": joined,
+        "demoted": int((_exact(before) & stays & ~_exact(after)).sum()),
+        "evicted": int((alive & ~stays).sum()),
+        "aged_in": born,
+        "requantised": 0,
+        "churn": (left + joined) / max(1, full + joined),
+    }

@@ -1,0 +1,194 @@
+"""One (request, layer) under every policy of a run: decide, pick, attend, count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine import account
+from kvsim.engine.attend import Dense, Held, Past, attend, steps_per_block, true_pages
+from kvsim.engine.bank import Record
+from kvsim.engine.curves import Curves
+from kvsim.engine.evolve import evolve
+from kvsim.engine.fate import tiers_and_events
+from kvsim.engine.reads import Pages, Picked, Reader, pages_of
+from kvsim.engine.source import Source
+from kvsim.policies import allocate
+from kvsim.policies.protocol import Chain
+from kvsim.policies.read.everything import everything
+
+Columns = dict[str, Any]
+Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are arrays of one length, or one value for all its rows
+
+
+@dataclass(frozen=True)
+class Job:
+    """A chain as it was asked for, and the kv heads it is for (None: all)."""
+
+    chain: Chain
+    heads: tuple[int, ...] | None = None
+
+
+def run_layer(
+    source: Source,
+    jobs: Sequence[Job],
+    *,
+    steps: Sequence[int] | None = None,
+    plans: bool = False,
+    allocator: str = "head",
+    tick: Callable[[], None] = lambda: None,
+) -> list[Tables]:
+    """The tables of every job. steps: the decode steps that are written (None: all captured); stateful policies run all of them.
+
+    A row's bytes depend on its policy and step alone: not on the other jobs, the steps chosen, or how the work is cut into blocks."""
+    work = [_Work(source, job, plans, steps, allocator) for job in jobs]
+    wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
+    places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(wanted)
+    block = steps_per_block(source.layer.group)
+    for head in range(source.layer.kv_heads):
+        mine = [w for w in work if w.job.heads is None or head in w.job.heads]
+        for w in mine:
+            w.begin(head, wanted)
+        for at in range(0, len(places), block):
+            index = places[at : at + block]
+            if len(index):
+                dense = Dense(source, head, index)
+                for w in mine:
+                    w.step(dense, wanted[index])
+            tick()
+        for w in mine:
+            w.end(head, wanted)
+    for w in work:
+        w.pages_of_layer()
+    return [w.tables for w in work]
+
+
+class _Work:
+    """One job over one (request, layer), kv head by kv head."""
+
+    def __init__(self, source: Source, job: Job, plans: bool, steps: Sequence[int] | None, allocator: str):
+        self.source, self.job, self.plans, self.allocator = source, job, plans, allocator
+        self.chain = allocate.for_layer(job.chain, source.layer)
+        self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
+        self.codecs = (self.chain.part("store") or self.keep).codecs
+        self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
+        self.all_steps = steps is not None and self.read.refresh != 1
+        self.record: Record | None = evolve(source, self.chain)
+        self.tables: Tables = {"ledger": [], "heads": [], "curves": [], "plans": [], "tiers": [], "events": []}
+
+    def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
+        src, read = self.source, self.read
+        self.past = Past(src, self.record, head)
+        observed = self.record is not None and self.record.reads
+        self.reader = None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group))
+        self.curves = None
+        if read.read is not None and self.record is None and read.heads == "each" and read.refresh == 1 and wanted.any():
+            t = src.t[wanted]
+            first = np.array([src.layer.first_visible(int(x)) for x in t])
+            self.curves = Curves(read.page, int((t // read.page - first // read.page + 1).min()), src.layer.row_bytes)
+
+    def step(self, dense: Dense, wanted: NDArray[np.bool_]) -> None:
+        held = self.past.held(dense)
+        picked = self._picked(dense, held)
+        got = attend(dense, held, picked, self.record)
+        group = dense.group
+        ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
+        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got)
+        if self.curves and picked is not None:
+            self.curves.add(dense, held, picked, wanted)
+        if self.plans and picked is not None:
+            self._plans(dense, picked, wanted)
+        if not wanted.any():
+            return
+        steps = self.source.steps[dense.index]
+        q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
+        self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": self._live_pages(held)}, wanted)
+        self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
+
+    def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
+        src = self.source
+        if self.curves and self.curves.parts:
+            self.tables["curves"] += self.curves.rows(head * src.layer.group)
+        if self.record is None:
+            return
+        tiers, events = tiers_and_events(src, self.record, self.codecs, head)
+        chosen = {-1, *src.steps[wanted].tolist()}
+        hold, prompt = self.keep.hold, src.request.prompt
+        for row in events:
+            t = prompt + row["step"]
+            visible = t + 1 - src.layer.first_visible(t)
+            stated = {} if hold is None else {"asked": float(getattr(hold, "n", getattr(hold, "x", np.nan))), "asked_unit": type(hold).__name__}
+            row |= {"hold_tokens": allocate.hold_limit(self.keep, visible, src.request, src.layer)} | stated
+        for name, rows in (("tiers", tiers), ("events", events)):
+            rows = [r for r in rows if r["step"] in chosen]
+            self.tables[name].append({"kv_head": head} | {c: [r[c] for r in rows] for c in rows[0]})
+
+    def pages_of_layer(self) -> None:
+        """resident_page_bytes when a physical page holds its tokens' rows of all kv heads: it stays while any head needs one."""
+        parts = self.tables["ledger"]
+        if self.allocator != "layer" or self.read.page is None:
+            return
+        by_step: dict[int, set[int]] = {}
+        for part in parts:
+            for step, pages in zip(part["step"].tolist(), part["_pages"], strict=True):
+                by_step.setdefault(step, set()).update(pages)
+        for part in parts:
+            part["resident_page_bytes"] = np.array([len(by_step[s]) for s in part["step"].tolist()]) * self.read.page * self.source.layer.row_bytes
+
+    def _picked(self, dense: Dense, held: Held) -> Picked | None:
+        if self.read.page is None:
+            return None
+        if self.record is not None and self.record.reads:
+            return _observed(self.record, dense, held, self.read.page)
+        assert self.reader is not None
+        src = self.source
+        q = src.queries(dense.head, dense.index).astype(np.float64)
+
+        def truth(kind: str, pages: Pages) -> NDArray[np.float64]:
+            return true_pages(dense, held, pages, kind)
+
+        return self.reader.pick(src.steps[dense.index], dense.t, held.pos, held.flags, q, truth)
+
+    def _live_pages(self, held: Held) -> list[list[int]] | None:
+        if self.allocator != "layer" or self.read.page is None:
+            return None
+        pages = pages_of(held.pos, self.read.page)
+        return [pages.id[row].tolist() for row in pages.rows(held.after) > 0]
+
+    def _plans(self, dense: Dense, picked: Picked, wanted: NDArray[np.bool_]) -> None:
+        steps, one = self.source.steps[dense.index], self.read.heads != "each"
+        rows = [
+            (-1 if one else dense.head * dense.group + g, int(steps[i]), picked.pages.id[picked.chosen[i, g]].tolist())
+            for g in range(1 if one else dense.group)
+            for i in np.flatnonzero(wanted)
+        ]
+        q_head, step, pages = zip(*rows, strict=True) if rows else ((), (), ())
+        self.tables["plans"].append({"kv_head": dense.head, "q_head": list(q_head), "step": list(step), "page_size": self.read.page, "pages": list(pages)})
+
+    def _add(self, table: str, columns: Columns, wanted: NDArray[np.bool_]) -> None:
+        part = {}
+        for name, x in columns.items():
+            if isinstance(x, np.ndarray):
+                x = x[wanted]
+            elif isinstance(x, list):
+                x = [y for y, ok in zip(x, wanted, strict=True) if ok]
+            part[name] = x
+        self.tables[table].append(part)
+
+
+def _observed(record: Record, dense: Dense, held: Held, size: int) -> Picked:
+    """The pages that an observer read at each step, on the page table of the block."""
+    pages, n, group = pages_of(held.pos, size), len(dense.index), dense.group
+    shape = (n, group, len(pages.id))
+    chosen, score, forced = np.zeros(shape, bool), np.full(shape, -np.inf), np.zeros((n, len(pages.id)), bool)
+    rounds, scanned = np.zeros((n, group), np.int64), np.zeros(n, np.int64)
+    for i, at in enumerate(dense.index):
+        one: Picked = record.reads[at][dense.head]
+        place = np.searchsorted(pages.id, one.pages.id)
+        chosen[i][:, place], score[i][:, place], forced[i, place] = one.chosen[0], one.score[0], one.forced[0]
+        rounds[i], scanned[i] = one.rounds[0], one.scanned[0]
+    return Picked(pages, chosen, score, None, forced, rounds, scanned)

@@ -1,0 +1,132 @@
+"""Every budget is applied here: which slots survive a cut, which pages a query head opens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+from kvsim.kernels.evict import survivors
+from kvsim.kernels.order import ABSENT, FORCED, RANKED, ranked
+from kvsim.policies.allocate import largest_remainder
+from kvsim.policies.protocol import FULL, GONE, Forced, Ranking, Stage
+from kvsim.units import whole
+
+Mask = NDArray[np.bool_]
+
+
+# ------------------------------------------------------------------------------------------------ keep
+def cut(ranking: Ranking, pos: NDArray[np.int64], valid: Mask, limit: NDArray[np.int64], cost: dict[int, float]) -> NDArray[np.uint8]:
+    """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head.
+
+    Raises WrongUse when one decision for the layer meets kv heads that hold different tokens."""
+    heads, n = valid.shape
+    one = len(ranking.score) == 1
+    if one and heads > 1 and not (pos == pos[:1]).all():
+        raise WrongUse("a ranking for the whole layer needs kv heads that hold the same tokens; give one ranking per kv head")
+    score = np.ascontiguousarray(ranking.score, np.float64)
+    protect = np.zeros(score.shape, bool) if ranking.protect is None else ranking.protect & valid[: len(score)]
+    if np.isnan(score[valid[: len(score)]]).any():
+        raise WrongUse("a ranking holds NaN: every live slot needs a score")
+    if ranking.own < 1:
+        limit = _shared(score, protect, valid, limit, ranking.own)
+    if ranking.unit is None and ranking.stages == (Stage(),):
+        keep = np.empty(score.shape, bool)
+        survivors(score, protect, valid[: len(score)], limit, keep)
+        out = np.where(keep, FULL, GONE).astype(np.uint8)
+    else:
+        out = np.stack([_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost) for h in range(len(score))])
+    return np.repeat(out, heads, 0) if one else out
+
+
+def _staged(ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float]) -> NDArray[np.uint8]:
+    """One kv head's cut by units and stages: each stage takes the best units still open with its share of the bytes left."""
+    out = np.full(len(valid), GONE, np.uint8)
+    out[valid & protect] = FULL
+    slots = np.flatnonzero(valid & ~protect)
+    unit = slots if ranking.unit is None else ranking.unit[h, slots]
+    ids, unit = np.unique(unit, return_inverse=True)
+    rows = np.bincount(unit, minlength=len(ids))
+    left = (limit - (valid & protect).sum()) * cost[FULL]
+    share, taken, open_ = dict.fromkeys(cost, 0.0), dict.fromkeys(cost, 0), np.ones(len(ids), bool)
+    for stage in ranking.stages:
+        by = np.bincount(unit, (score if stage.score is None else stage.score[h])[slots], len(ids))
+        share[stage.tier] += stage.take
+        k = max(0, whole(share[stage.tier] * left / (cost[stage.tier] * rows.max(initial=1))) - taken[stage.tier])
+        best = np.lexsort((ids, -by, ~open_))[: min(k, open_.sum())]
+        out[slots[np.isin(unit, best)]] = stage.tier
+        open_[best] = False
+        taken[stage.tier] += k
+    return out
+
+
+def _shared(score: Any, protect: Mask, valid: Mask, limit: NDArray[np.int64], own: float) -> NDArray[np.int64]:
+    """Limits when the kv heads share: by where the best rows of the layer lie, blended with an equal part of `own`."""
+    safe = (valid & protect).sum(1)
+    equal = np.maximum(limit - safe, 0)
+    head, slot = np.nonzero(valid & ~protect)
+    best = np.lexsort((slot, head, -score[head, slot]))[: equal.sum()]
+    won = np.bincount(head[best], minlength=len(valid))
+    return safe + largest_remainder((1 - own) * won + own * equal, int(equal.sum()))
+
+
+# ------------------------------------------------------------------------------------------------ read
+def forced_pages(forced: Forced, ids: NDArray[np.int64], size: int, t: NDArray[np.int64]) -> Mask:
+    """bool[N, P]: pages read whatever their score. ids i64[P] on the absolute grid, t i64[N]."""
+    first, last = ids * size, (ids + 1) * size - 1
+    now = t[:, None]
+    tail = forced.tail & (first <= now) & (now <= last)
+    recent = (forced.recent > 0) & (last >= now + 1 - forced.recent) & (first <= now)
+    return tail | (first < forced.sinks) | recent
+
+
+def joint(heads: str, score: NDArray[np.float64], exists: Mask, unit: float) -> NDArray[np.float64]:
+    """score [N, G, P] -> [N, 1, P] when the group's heads decide together, else unchanged."""
+    if heads == "max":
+        return score.max(1, keepdims=True)
+    if heads == "mean":
+        return score.mean(1, keepdims=True)
+    if heads == "softmax_mean":
+        x = np.where(exists[:, None], score * unit, -np.inf)
+        e = np.exp2(x - x.max(-1, keepdims=True))
+        return (e / e.sum(-1, keepdims=True)).mean(1, keepdims=True)
+    return score
+
+
+def page_order(score: NDArray[np.float64], exists: Mask, forced: Mask) -> NDArray[np.int32]:
+    """order i32[N, H, P]: forced pages, then by score, then what does not exist. score [N, H, P], exists, forced bool[N, P]."""
+    kind = np.where(exists, np.where(forced, FORCED, RANKED), ABSENT).astype(np.uint8)
+    n, h, p = score.shape
+    return ranked(score.reshape(n * h, p), np.repeat(kind, h, 0)).reshape(n, h, p)
+
+
+def pick(order: NDArray[np.int32], exists: Mask, forced: Mask, k: NDArray[np.int64], heads: str, group: int) -> Mask:
+    """chosen bool[N, G, P]: the first k[n] pages of each order, never fewer than the forced ones; all pages where k reaches them."""
+    n, _, p = order.shape
+    many = np.maximum(k, (forced & exists).sum(1))
+    many = np.where(k >= exists.sum(1), exists.sum(1), many)
+    place = np.arange(p) < many[:, None, None]
+    chosen = np.zeros(order.shape, bool)
+    np.put_along_axis(chosen, order.astype(np.int64), np.broadcast_to(place, order.shape), -1)
+    if heads == "share":
+        chosen = chosen.any(1, keepdims=True)
+    return np.repeat(chosen, group, 1) if chosen.shape[1] == 1 and group > 1 else chosen
+
+
+def split(score: NDArray[np.float64], exists: Mask, forced: Mask, k: int, private: int) -> Mask:
+    """chosen bool[P] of one step: `private` pages of every head (best ranks first, then head by head), the rest by the best of the
+    heads (card A9). score [G, P], exists, forced bool[P]."""
+    out = forced & exists
+    start = int(out.sum())
+    ranks = page_order(score[None], exists[None], out[None])[0, :, start : int(exists.sum())]
+    for r in range(min(private, ranks.shape[1])):
+        for row in ranks:
+            if out.sum() < k:
+                out[row[r]] = True
+    for p in page_order(score.max(0)[None, None], exists[None], out[None])[0, 0, int(out.sum()) : int(exists.sum())]:
+        if out.sum() >= k:
+            break
+        out[p] = True
+    return out

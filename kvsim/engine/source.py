@@ -1,0 +1,128 @@
+"""What the engine is fed: the queries, keys and values of one (request, layer), from a trace or from a running model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+from kvsim.geometry import PREFILL_MASS, Layer, Need, Request
+from kvsim.kernels.dense import LOG2E, TILE, padded
+from kvsim.kernels.numbers import to_float32
+
+Raw = NDArray[Any]  # float32, float16, or the bits of bfloat16 as uint16
+NO_SINK = -1e300
+
+
+@dataclass
+class Source:
+    """k, v, k_pre: raw numbers [Hkv, T, d]; q f32[N, Hq, d] of the decode steps; window_q f32[W, Hq, d]: the last W prompt rows.
+
+    steps i64[N] are the decode steps that were captured, ascending; t i64[N] their positions; mass f32[Hq, prompt]."""
+
+    layer: Layer
+    request: Request
+    k: Raw
+    v: Raw
+    steps: NDArray[np.int64]
+    t: NDArray[np.int64]
+    q: NDArray[np.float32]
+    window_q: NDArray[np.float32]
+    k_pre: Raw | None = None
+    mass: NDArray[np.float32] | None = None
+    wo_norm: NDArray[np.float32] | None = None
+    _one: dict[str, Any] = field(default_factory=dict, repr=False)  # the float32 copies of one kv head at a time
+
+    @cached_property
+    def unit(self) -> float:
+        """A dot product times `unit` is a logit in powers of 2."""
+        return self.layer.scale * LOG2E
+
+    @cached_property
+    def cap(self) -> float:
+        """The soft cap in powers of 2; 0 without."""
+        return (self.layer.softcap or 0.0) * LOG2E
+
+    @cached_property
+    def sinks(self) -> NDArray[np.float64]:
+        """f64[Hkv, G]: learned sink logits in powers of 2, NO_SINK without."""
+        shape = (self.layer.kv_heads, self.layer.group)
+        if self.layer.sinks is None:
+            return np.full(shape, NO_SINK)
+        return np.reshape(self.layer.sinks, shape) * LOG2E
+
+    def bend(self, dots: NDArray[Any]) -> NDArray[Any]:
+        """Dot products -> logits in powers of 2, soft-capped."""
+        x = dots * self.unit
+        return self.cap * np.tanh(x / self.cap) if self.cap else x
+
+    def queries(self, head: int, steps: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """f32[n, G, d] of one kv head."""
+        g = self.layer.group
+        return self.q[steps, head * g : (head + 1) * g]
+
+    def whole(self, name: str, head: int) -> NDArray[np.float32]:
+        """`k` or `v` of one kv head as float32 [T padded to TILE, d]; kept until another head is asked for."""
+        if self._one.get(name, (None,))[0] != head:
+            raw = getattr(self, name)[head]
+            self._one[name] = (head, to_float32(raw, padded(len(raw), TILE)))
+        return self._one[name][1]
+
+    def rows(self, name: str, head: int, pos: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`k`, `v` or `k_pre` of one kv head at positions [n] -> float64 [n, d], exact."""
+        return to_float32(np.ascontiguousarray(getattr(self, name)[head][pos])).astype(np.float64)
+
+    @cached_property
+    def value_norms(self) -> NDArray[np.float64]:
+        """f64[Hkv, T]: L2 norms of the values."""
+        out = np.empty(self.v.shape[:2])
+        for h, raw in enumerate(self.v):
+            out[h] = np.sqrt(np.einsum("td,td->t", x := to_float32(raw), x, dtype=np.float64))
+        return out
+
+
+class Prefix:
+    """What a keep may look at before decoding (protocol.Prefix); the columns are the live slots, first_visible ... prompt - 1."""
+
+    def __init__(self, source: Source, needs: frozenset[Need], name: str):
+        self.source, self.needs, self.name, self.layer = source, needs, name, source.layer
+        self.stop = source.request.prompt
+        self.first = source.layer.first_visible(self.stop - 1)
+
+    def _declared(self, what: str, ok: bool) -> None:
+        if not ok:
+            raise WrongUse(f"{self.name} looks at {what} but does not declare it in needs")
+
+    def mass(self) -> NDArray[np.float64]:
+        """f64[Hq, n]: attention mass of all prompt queries on each key."""
+        self._declared("prefill_mass", PREFILL_MASS in self.needs)
+        assert self.source.mass is not None
+        return self.source.mass[:, self.first : self.stop].astype(np.float64)
+
+    def window(self, rows: int) -> NDArray[np.float64]:
+        """f64[min(rows, prompt), Hq, n]: attention of the last prompt queries, in float64: a cut cannot be decided again later."""
+        self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
+        rows = min(rows, self.stop)
+        q = self.source.window_q[len(self.source.window_q) - rows :].astype(np.float64)
+        t = np.arange(self.stop - rows, self.stop)
+        pos, lay = np.arange(self.first, self.stop), self.layer
+        first = np.array([lay.first_visible(int(x)) for x in t])
+        seen = (pos <= t[:, None]) & (pos >= first[:, None])
+        out = np.empty((rows, lay.q_heads, len(pos)))
+        for h in range(lay.kv_heads):
+            keys = self.source.rows("k", h, pos)
+            for g in range(lay.group):
+                x = np.where(seen, self.source.bend(q[:, h * lay.group + g] @ keys.T), -np.inf)
+                sink = self.source.sinks[h, g]
+                top = np.maximum(x.max(1), sink)[:, None]
+                e = np.exp2(x - top)
+                out[:, h * lay.group + g] = e / (e.sum(1, keepdims=True) + np.exp2(sink - top))
+        return out
+
+    def by_kv_head(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[Hq, n] -> [Hkv, n], summed over the group."""
+        return x.reshape(self.layer.kv_heads, self.layer.group, -1).sum(1)

@@ -1,0 +1,184 @@
+"""Dense attention in blocks of ROWS query rows.
+
+Layout: `dots` is [n tokens, R rows], so that page maxima and sums run down the tokens and vectorise over the rows.
+Row r of a block belongs to step r // G and query head r % G of the kv head; rows beyond the last step are padding.
+
+Every product has the same shape, [TILE, d] x [d, ROWS] on tiles aligned to absolute positions: BLAS rounds an element
+differently when the shape of the call changes, and not when only its place does. So an element's bits depend on nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
+
+ROWS = 256  # 64 rows reach two thirds of the speed of 256, and 1 024 no more (benchmarks/truth.py)
+TILE = 512
+LOG2E = 1.4426950408889634
+NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
+ALIVE = 1
+
+
+def padded(n: int, multiple: int) -> int:
+    """The next multiple at or above n."""
+    return -(-n // multiple) * multiple
+
+
+def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """keys [n, d] (n a multiple of TILE), queries [R, d], R a multiple of ROWS -> out [n, R], plain dot products."""
+    for r in range(0, len(queries), ROWS):
+        q = np.ascontiguousarray(queries[r : r + ROWS].T)
+        for t in range(0, len(keys), TILE):
+            np.matmul(keys[t : t + TILE], q, out=out[t : t + TILE, r : r + ROWS])
+    return out
+
+
+def block(rows: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+    """Query rows [m, d] padded with zero rows to a multiple of ROWS."""
+    out = np.zeros((padded(max(1, len(rows)), ROWS), rows.shape[1]), dtype)
+    out[: len(rows)] = rows
+    return out
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def page_stats32(dots, flags, every, start, group, unit, cap, peak, mass):
+    """Per page and row over its live tokens: peak [P, R], the largest dot product (NONE: no live token), and
+    mass [P, R] = sum of 2**(u(dot) - u(peak)), u(x) = unit * x, soft-capped at `cap` when cap > 0.
+
+    flags u8[nb, n]: bit ALIVE where the token can be seen at the step; every u8[n]: alive at all steps; start i64[P + 1]."""
+    rows = dots.shape[1]
+    low = np.float32(NONE)
+    for p in range(len(start) - 1):
+        top, total = peak[p], mass[p]
+        for r in range(rows):
+            top[r] = low
+            total[r] = np.float32(0)
+        for t in range(start[p], start[p + 1]):
+            x = dots[t]
+            if every[t]:
+                for r in range(rows):
+                    top[r] = larger32(x[r], top[r])
+            else:
+                for r in range(min(rows, flags.shape[0] * group)):
+                    if flags[r // group, t] & ALIVE:
+                        top[r] = larger32(x[r], top[r])
+        for t in range(start[p], start[p + 1]):
+            x = dots[t]
+            if cap > 0:
+                for r in range(rows):
+                    if every[t] or (r // group < flags.shape[0] and flags[r // group, t] & ALIVE):
+                        total[r] += exp2_32(cap * np.tanh(x[r] * unit / cap) - cap * np.tanh(top[r] * unit / cap))
+            elif every[t]:
+                for r in range(rows):
+                    total[r] += exp2_32((x[r] - top[r]) * unit)
+            else:
+                for r in range(min(rows, flags.shape[0] * group)):
+                    if flags[r // group, t] & ALIVE:
+                        total[r] += exp2_32((x[r] - top[r]) * unit)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def page_stats64(dots, flags, every, start, group, unit, cap, peak, mass):
+    """page_stats32 in float64, for rankings that need the truth."""
+    rows = dots.shape[1]
+    for p in range(len(start) - 1):
+        top, total = peak[p], mass[p]
+        for r in range(rows):
+            top[r] = NONE
+            total[r] = 0.0
+        for t in range(start[p], start[p + 1]):
+            x = dots[t]
+            for r in range(rows):
+                if every[t] or (r // group < flags.shape[0] and flags[r // group, t] & ALIVE):
+                    top[r] = larger64(x[r], top[r])
+        for t in range(start[p], start[p + 1]):
+            x = dots[t]
+            for r in range(rows):
+                if every[t] or (r // group < flags.shape[0] and flags[r // group, t] & ALIVE):
+                    if cap > 0:
+                        total[r] += exp2_64(cap * np.tanh(x[r] * unit / cap) - cap * np.tanh(top[r] * unit / cap))
+                    else:
+                        total[r] += exp2_64((x[r] - top[r]) * unit)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def weights(dots, flags, every, group, unit, cap, top, out):
+    """out f32[n, R] = 2**(u(dot) - top), 0 where not alive; top f32[R] in the units of u."""
+    n, rows = dots.shape
+    zero = np.float32(0)
+    for t in range(n):
+        x, w = dots[t], out[t]
+        if cap > 0:
+            for r in range(rows):
+                w[r] = exp2_32(cap * np.tanh(x[r] * unit / cap) - top[r])
+        else:
+            for r in range(rows):
+                w[r] = exp2_32(x[r] * unit - top[r])
+        if not every[t]:
+            for r in range(rows):
+                if r // group >= flags.shape[0] or not flags[r // group, t] & ALIVE:
+                    w[r] = zero
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, value, count):
+    """The highest dot products of every row, ties to the lower position: best i32[R, K], the first count[r] of a row.
+
+    Candidates are tokens whose float32 product is at least floor[r] (see `floors`); they are compared in float64.
+    value f64[R, K] is scratch. Pages outside and rows inside, so that the columns of a page are read while they are near."""
+    limit, rows = best.shape[1], min(best.shape[0], flags.shape[0] * group)
+    for r in range(rows):
+        count[r] = 0
+    for p in range(len(start) - 1):
+        for r in range(rows):
+            if peak[p, r] < floor[r]:
+                continue
+            for t in range(start[p], start[p + 1]):
+                if dots[t, r] < floor[r] or not (every[t] or flags[r // group, t] & ALIVE):
+                    continue
+                s = 0.0
+                for j in range(keys.shape[1]):
+                    s += np.float64(keys[t, j]) * np.float64(queries[r, j])
+                found = count[r]
+                if found == limit and s <= value[r, limit - 1]:
+                    continue
+                at = min(found, limit - 1)
+                while at > 0 and value[r, at - 1] < s:
+                    value[r, at] = value[r, at - 1]
+                    best[r, at] = best[r, at - 1]
+                    at -= 1
+                value[r, at] = s
+                best[r, at] = t
+                count[r] = min(found + 1, limit)
+
+
+def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
+    """f32[R]: no token below it can be among the `keep` best of its row; error f32[R] bounds |float32 product - true|.
+
+    At least `keep` tokens reach the keep-th largest page maximum, so the true keep-th best lies at most 2 * error below it."""
+    pages = len(peak)
+    if pages <= keep:
+        return np.full(peak.shape[1], np.float32(NONE / 2))
+    kth = np.partition(peak, pages - keep, axis=0)[pages - keep]
+    return np.maximum(kth - 2 * error, np.float32(NONE / 2)).astype(np.float32)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def range_mass(dots, mass, page, low, high, group, unit, cap, lse, out):
+    """out f64[R] += dense probability on positions low[i] <= pos < high[i] of row i * group + g.
+
+    mass f32[P, R]: dense probability of whole pages of `page` positions; only the edges are summed token by token."""
+    for i in range(len(low)):
+        for p in range(low[i] // page, (max(low[i], high[i]) + page - 1) // page):
+            first, stop = max(low[i], p * page), min(high[i], (p + 1) * page)
+            if stop - first == page:
+                for r in range(i * group, (i + 1) * group):
+                    out[r] += np.float64(mass[p, r])
+                continue
+            for t in range(first, stop):
+                for r in range(i * group, (i + 1) * group):
+                    x = np.float64(dots[t, r]) * unit
+                    if cap > 0:
+                        x = cap * np.tanh(x / cap)
+                    out[r] += exp2_64(x - lse[r])

@@ -1,0 +1,244 @@
+"""Attention over the rows a policy read, and the counts of what it read and holds.
+
+Slots are the live tokens of one kv head in ascending order of position. flags u8[nb, n] says what a slot is at each step of a
+block: ALIVE, key or value stored coded (KEY_CODED, VALUE_CODED), attention sees decoded numbers (KEY_BLUR, VALUE_BLUR)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from kvsim.kernels.exp import exp2_32, exp2_64
+
+ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR = 1, 2, 4, 8, 16
+MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS = range(6)
+ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEY_GROUPS, VALUE_GROUPS = range(7)
+_LOW = np.float32(-1e30)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start, chosen, unit, cap, lse, sink, sums, out, exact, mixed):
+    """Softmax over the live slots of the chosen pages, per step and query head, and what it weighs.
+
+    dots f32[n, R]: q·k (row r = step * G + head); blurred f32[n, R] the same with decoded keys, used where KEY_BLUR (pass `dots`
+    when nothing is coded); values, blurred_values f32[T, dv], by position; marks u8[n]: 1 where evidence; far i64[nb, 2]: positions
+    counted as far; start i64[P + 1]: pages over slots; chosen bool[nb, G, P]; unit, cap: logit in powers of 2 = unit * dot, soft-capped;
+    lse f64[R]: the dense log2 denominator; sink f64[R]: learned sink logit in powers of 2, very low without.
+    -> sums f64[R, 6]: dense mass on read tokens; of it far, on evidence, on coded keys; own mass on evidence; tokens read.
+    -> out f64[R, dv] own output; exact: output of the same set with exact keys and values; mixed: with own keys and exact values
+       (exact, mixed are filled only when they have R rows)."""
+    nb, group, pages = chosen.shape
+    width, dim, split = 1, values.shape[1], exact.shape[0] > 0
+    for p in range(pages):
+        width = max(width, start[p + 1] - start[p])
+    own_e, true_e = np.empty((group, width), np.float32), np.empty((group, width), np.float32)
+    live = np.empty(width, np.int64)
+    part = np.empty((3, group, dim), np.float32)
+    total = np.empty((3, group, dim), np.float64)
+    own_top, true_top = np.empty(group, np.float32), np.empty(group, np.float32)
+    own_z, true_z = np.empty(group, np.float64), np.empty(group, np.float64)
+    wanted = np.empty(pages, np.bool_)
+    kinds = 3 if split else 1
+    for i in range(nb):
+        for g in range(group):
+            own_top[g] = true_top[g] = _LOW
+            own_z[g] = true_z[g] = 0.0
+            for j in range(dim):
+                for kind in range(kinds):
+                    total[kind, g, j] = 0.0
+        for p in range(pages):
+            wanted[p] = False
+            for g in range(group):
+                wanted[p] |= chosen[i, g, p]
+            if wanted[p]:
+                for s in range(start[p], start[p + 1]):
+                    if flags[i, s] & ALIVE:
+                        for g in range(group):
+                            if chosen[i, g, p]:
+                                true_top[g] = max(true_top[g], dots[s, i * group + g])
+                                x = blurred[s, i * group + g] if flags[i, s] & KEY_BLUR else dots[s, i * group + g]
+                                own_top[g] = max(own_top[g], x)
+        for g in range(group):
+            own_top[g] = max(_bend(own_top[g], unit, cap), np.float32(sink[i * group + g]))
+            true_top[g] = max(_bend(true_top[g], unit, cap), np.float32(sink[i * group + g]))
+        for p in range(pages):
+            if not wanted[p]:
+                continue
+            n = 0
+            for s in range(start[p], start[p + 1]):
+                if flags[i, s] & ALIVE:
+                    live[n] = s
+                    n += 1
+            for g in range(group):
+                if not chosen[i, g, p]:
+                    continue
+                r = i * group + g
+                for k in range(n):
+                    s = live[k]
+                    true_e[g, k] = _bend(dots[s, r], unit, cap) - true_top[g]
+                    own_e[g, k] = _bend(blurred[s, r], unit, cap) - own_top[g] if flags[i, s] & KEY_BLUR else true_e[g, k] + (true_top[g] - own_top[g])
+                for k in range(n):
+                    own_e[g, k] = exp2_32(own_e[g, k])
+                if split:
+                    for k in range(n):
+                        true_e[g, k] = exp2_32(true_e[g, k])
+                for k in range(n):
+                    s = live[k]
+                    true = np.float64(true_e[g, k] if split else own_e[g, k])
+                    own_z[g] += np.float64(own_e[g, k])
+                    true_z[g] += true
+                    sums[r, MASS] += true
+                    if far[i, 0] <= pos[s] < far[i, 1]:
+                        sums[r, FAR] += true
+                    if marks[s]:
+                        sums[r, EVIDENCE] += true
+                        sums[r, OWN_EVIDENCE] += np.float64(own_e[g, k])
+                    if flags[i, s] & KEY_CODED:
+                        sums[r, CODED_MASS] += true
+                sums[r, TOKENS] += n
+            for g in range(group):
+                if chosen[i, g, p]:
+                    for j in range(dim):
+                        for kind in range(kinds):
+                            part[kind, g, j] = np.float32(0)
+            for k in range(n):
+                s = live[k]
+                v = values[pos[s]]
+                w = blurred_values[pos[s]] if flags[i, s] & VALUE_BLUR else v
+                for g in range(group):
+                    if chosen[i, g, p]:
+                        e = own_e[g, k]
+                        for j in range(dim):
+                            part[0, g, j] += e * w[j]
+                        if split:
+                            f = true_e[g, k]
+                            for j in range(dim):
+                                part[1, g, j] += f * v[j]
+                                part[2, g, j] += e * v[j]
+            for g in range(group):
+                if chosen[i, g, p]:
+                    for kind in range(kinds):
+                        for j in range(dim):
+                            total[kind, g, j] += np.float64(part[kind, g, j])
+        for g in range(group):
+            r = i * group + g
+            scale = exp2_64(np.float64(true_top[g] if split else own_top[g]) - lse[r])
+            sums[r, MASS] *= scale
+            sums[r, FAR] *= scale
+            sums[r, EVIDENCE] *= scale
+            sums[r, CODED_MASS] *= scale
+            own_z[g] += exp2_64(sink[r] - np.float64(own_top[g]))
+            true_z[g] += exp2_64(sink[r] - np.float64(true_top[g]))
+            sums[r, OWN_EVIDENCE] /= own_z[g]
+            for j in range(dim):
+                out[r, j] = total[0, g, j] / own_z[g]
+            if split:
+                for j in range(dim):
+                    exact[r, j] = total[1, g, j] / true_z[g]
+                    mixed[r, j] = total[2, g, j] / own_z[g]
+
+
+@njit(inline="always", nogil=True, cache=True, error_model="numpy")
+def _bend(x, unit, cap):
+    """A dot product as a logit in powers of 2, soft-capped when cap > 0."""
+    return x * unit if cap == np.float32(0) else cap * np.tanh(x * unit / cap)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def own_softmax(dots, row, live, read, unit, cap, sink, a):
+    """One step's attention of every kv head over the slots it read, in float64.
+
+    dots f64[Hkv, R, n]; row: the step's first row; live bool[Hkv, n]; read bool[Hkv, G, n] (or [Hkv, 1, n]: all heads of the group);
+    sink f64[Hkv, G] in powers of 2; n a multiple of 8, so that the sums do not depend on where the live slots end.
+    -> a f64[Hkv, G, n], 0 where not read."""
+    heads, group, n = a.shape
+    for h in range(heads):
+        for g in range(group):
+            x, w, mine = dots[h, row + g], a[h, g], read[h, min(g, read.shape[1] - 1)]
+            top = sink[h, g]
+            for s in range(n):
+                keep = live[h, s] and mine[s]
+                w[s] = (x[s] * unit if cap == 0 else cap * np.tanh(x[s] * unit / cap)) if keep else -1e300
+            for s in range(n):
+                top = max(top, w[s])
+            z = 0.0
+            for s in range(n):
+                e = exp2_64(w[s] - top)
+                w[s] = e
+                z += e
+            z += exp2_64(sink[h, g] - top)
+            for s in range(n):
+                w[s] /= z
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def tally(flags, start, union, key_group, value_group, counts):
+    """What a bill needs to know of the live slots of the union's pages, per step.
+
+    union bool[nb, P]; key_group, value_group i64[n]: rows encoded together share a number.
+    -> counts i64[nb, 7]: rows; keys full and coded; values full and coded; key and value groups touched."""
+    for i in range(flags.shape[0]):
+        last_k, last_v = -1, -1
+        for p in range(union.shape[1]):
+            if not union[i, p]:
+                continue
+            for s in range(start[p], start[p + 1]):
+                f = flags[i, s]
+                if not f & ALIVE:
+                    continue
+                counts[i, ROWS_READ] += 1
+                if f & KEY_CODED:
+                    counts[i, KEYS_CODED] += 1
+                    if key_group[s] != last_k:
+                        counts[i, KEY_GROUPS] += 1
+                        last_k = key_group[s]
+                else:
+                    counts[i, KEYS_FULL] += 1
+                if f & VALUE_CODED:
+                    counts[i, VALUES_CODED] += 1
+                    if value_group[s] != last_v:
+                        counts[i, VALUE_GROUPS] += 1
+                        last_v = value_group[s]
+                else:
+                    counts[i, VALUES_FULL] += 1
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def bucket_values(dots, values, flags, start, bucket, unit, cap, lse, sums, weight):
+    """Value sums of the live slots of every page, gathered by the bucket the page is in: slot s is position s.
+
+    bucket i32[nb, G, P]; sums f64[R, B, dv] += p v, weight f64[R, B] += p, p the dense probability."""
+    nb, group, pages = bucket.shape
+    dim, width = values.shape[1], 1
+    for p in range(pages):
+        width = max(width, start[p + 1] - start[p])
+    e = np.empty((group, width), np.float32)
+    live = np.empty(width, np.int64)
+    part = np.empty((group, dim), np.float32)
+    for i in range(nb):
+        for p in range(pages):
+            n = 0
+            for s in range(start[p], start[p + 1]):
+                if flags[i, s] & ALIVE:
+                    live[n] = s
+                    n += 1
+            for g in range(group):
+                r = i * group + g
+                for k in range(n):
+                    e[g, k] = _bend(dots[live[k], r], unit, cap) - np.float32(lse[r])
+                for k in range(n):
+                    e[g, k] = exp2_32(e[g, k])
+                for k in range(n):
+                    weight[r, bucket[i, g, p]] += np.float64(e[g, k])
+                for j in range(dim):
+                    part[g, j] = np.float32(0)
+            for k in range(n):
+                v = values[live[k]]
+                for g in range(group):
+                    w = e[g, k]
+                    for j in range(dim):
+                        part[g, j] += w * v[j]
+            for g in range(group):
+                total = sums[i * group + g, bucket[i, g, p]]
+                for j in range(dim):
+                    total[j] += np.float64(part[g, j])
