@@ -82,14 +82,6 @@ HOLD_UNITS = (tokens, share, kib, mib)
 READ_UNITS = (tokens, pages, share, kib, mib)
 
 
-def count(x: int | tokens) -> int:
-    """A plain count of tokens (sinks=, recent=, window=, ...), written 4 or tokens(4)."""
-    n = x.n if isinstance(x, tokens) else x
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise WrongUse(f"{x!r}: expected a count of tokens, a whole number of 0 or more")
-    return n
-
-
 def whole(x: float) -> int:
     """A real number of tokens, pages or windows rounded down; 28.999999999999996 is 29 (0.29 of 100 in float64)."""
     return math.floor(x + 1e-9)

@@ -43,8 +43,8 @@ def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:
     limit = max(1, to_tokens(keep.hold, visible, request, layer))
     if (protected := keep.protected(limit)) > limit:
         raise WrongUse(
-            f"{type(keep).__name__}(hold={written(keep.hold)}): {limit} tokens in layer {layer.id}, of which {protected} would be"
-            " protected; raise hold= or lower what is protected (sinks=, recent=)"
+            f"{type(keep).__name__}(hold={written(keep.hold)}): that is {limit} tokens in layer {layer.id} of request {request.id},"
+            f" fewer than the {protected} it protects; raise hold= or protect less"
         )
     return limit
 

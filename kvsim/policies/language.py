@@ -27,7 +27,7 @@ from kvsim.units import READ_UNITS
 __all__ = ["Policy", "canonical", "complete", "known", "load_file", "parse", "parse_policy", "per_layer"]
 
 LONGEST = 4000  # characters of an expression
-DEEPEST = 8  # brackets inside one another
+DEEPEST = 20  # nodes inside one another; keep >> store >> read(index=boxes(n=-1)) has 9
 MOST = 10_000  # layers or heads
 UNITS: dict[str, type] = {unit.__name__: unit for unit in READ_UNITS}
 EXAMPLE = "for example h2o(hold=share(0.2)) >> quest(read=tokens(1024))"
@@ -57,16 +57,18 @@ def canonical(policy: Part | Chain) -> str:
 
 
 def _tree(text: str) -> ast.expr:
-    depth = deepest = 0
-    for character in text[:LONGEST]:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    if len(text) > LONGEST or deepest > DEEPEST:
-        raise WrongUse(f"policy {_short(text)}: longer than {LONGEST} characters, or brackets nested deeper than {DEEPEST}")
+    if len(text) > LONGEST:
+        raise WrongUse(f"policy {_short(text)}: {len(text)} characters; expected at most {LONGEST}")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         raise WrongUse(f"policy {_short(text)}: {getattr(e, 'msg', 'not an expression')}; write {EXAMPLE}") from None
+    layer: list[ast.AST] = [tree]
+    for _ in range(DEEPEST):
+        layer = [child for node in layer for child in ast.iter_child_nodes(node)]
+    if layer:
+        raise WrongUse(f"policy {_short(text)}: nested too deep; write {EXAMPLE}")
+    return tree
 
 
 def _short(text: str) -> str:

@@ -83,13 +83,13 @@ def _run(name: str, path: Path) -> ModuleType:
 def _public(module: ModuleType) -> dict[str, type]:
     """The policies and indexes that a module itself defines."""
     classes = {n: c for n, c in vars(module).items() if isinstance(c, type) and not n.startswith("_")}
-    own = {n: c for n, c in classes.items() if c.__module__ == module.__name__}
+    own = {n: c for n, c in classes.items() if (c.__module__, c.__name__) == (module.__name__, n)}
     return {n: c for n, c in own.items() if issubclass(c, Part) or hasattr(c, "summarise")}
 
 
 def _acceptable(path: Path, name: str, cls: type) -> None:
-    taken = {u.__name__ for u in READ_UNITS} | {*names("policy"), *names("index")}
+    taken = {u.__name__: u.__module__ for u in READ_UNITS} | names("policy") | names("index")
     if name in taken:
-        raise WrongUse(f"policy file {path}: the name {name!r} is taken; give the policy another one")
+        raise WrongUse(f"policy file {path}: {name!r} is already the name of {taken[name]}.{name}; give it another")
     if "__dataclass_params__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
         raise WrongUse(f"policy file {path}: {name} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)")

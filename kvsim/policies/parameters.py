@@ -34,7 +34,7 @@ class Checked(type):
             if parameter in given:
                 given[parameter] = _fitting(name, parameter, hint, given[parameter])
             elif required:
-                raise WrongUse(f"{name}: {parameter}= is missing, {_expected(parameter, hint)}")
+                raise WrongUse(f"{name}: {parameter}= is missing; {_expected(parameter, hint)}")
         return super().__call__(**given)
 
 
@@ -63,25 +63,26 @@ def written(value: Any) -> str:
 
 def unknown(what: str, name: str, names: Iterable[str]) -> NoReturn:
     """Raises WrongUse with the nearest of `names`, or all of them when none is near."""
-    near = difflib.get_close_matches(name, names := sorted(names), 1)
+    near = difflib.get_close_matches(str(name), names := sorted(names), 1)
     rest = f", did you mean {near[0]!r}?" if near else f": one of {', '.join(names)}" if names else ": there are none"
     raise WrongUse(f"unknown {what} {name!r}{rest}")
 
 
 @functools.cache
 def parameters(cls: type) -> dict[str, tuple[Any, bool]]:
-    """{name: (type, required)} of a dataclass, in the order of its fields."""
+    """{name: (type, required)} of a dataclass, in the order of its fields; a default of None that the type does not name is none."""
     try:
         hints = typing.get_type_hints(cls)
     except NameError:  # a type that its author imports for the type checker only
         hints = {}
     given = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
-    return {p.name: (hints.get(p.name, Any), p.default is p.empty) for p in given}
+    taken = {p.name: (hints.get(p.name, Any), p.default) for p in given}
+    return {n: (hint, x is inspect.Parameter.empty or (x is None and not _fits(hint, None))) for n, (hint, x) in taken.items()}
 
 
 def _preset(cls: type, name: str) -> dict[str, Any]:
     presets: dict[str, dict[str, Any]] = getattr(cls, "presets", {})
-    if name not in presets:
+    if name not in [*presets]:
         unknown(f"preset of {cls.__name__}", name, presets)
     return {k: v for k, v in presets[name].items() if k != "source"}
 

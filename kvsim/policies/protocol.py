@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kvsim.errors import WrongUse
 from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Window
 from kvsim.policies.parameters import Checked, expect
-from kvsim.units import Budget, Hold
+from kvsim.units import Budget, Hold, tokens
 
 GONE, CODED, FULL = 0, 1, 2
 
@@ -161,6 +161,11 @@ class Keep(Part):
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
     joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hold, tokens):
+            held = self.protected(self.hold.n)
+            expect(self, "hold", held <= self.hold.n, f"at least the {held} tokens that it protects")
 
     def protected(self, limit: int) -> int:
         """Of `limit` tokens, how many are held whatever their score; refused when that is more than the limit."""

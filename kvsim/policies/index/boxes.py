@@ -48,8 +48,9 @@ class boxes(metaclass=Checked):
 
     def score(self, q: Floats, summary: dict[str, NDArray[Any]]) -> Floats:
         """q [N, Hkv, G, d], lo and hi [Hkv, P, n, d] -> [N, Hkv, G, P], unscaled."""
-        out = np.empty((*q.shape[:3], summary["lo"].shape[1]))
-        bounds(q, summary["lo"], summary["hi"], out)
+        lo, hi = summary["lo"], summary["hi"]
+        out = np.empty((*q.shape[:3], lo.shape[1]))
+        bounds(np.ascontiguousarray(q), np.ascontiguousarray(lo), np.ascontiguousarray(hi), out)
         return out
 
     def numbers(self, dim: int) -> int:

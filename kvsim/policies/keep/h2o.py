@@ -41,13 +41,14 @@ class h2o(Keep):
         expect(self, "recent", 0 <= self.recent <= 1, "a part of the hold budget, 0 to 1")
         expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
         expect(self, "decay", 0 < self.decay <= 1, "a factor per step, above 0 and at most 1")
+        super().__post_init__()
 
     @property
     def needs(self) -> frozenset[Need]:
         return frozenset({ATTENTION, PREFILL_MASS} if self.prefill == "captured" else {ATTENTION})
 
     def protected(self, limit: int) -> int:
-        return self.sinks + max(1, whole(self.recent * limit))
+        return self.sinks + self._window(limit)
 
     def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
         acc = prefix.by_kv_head(prefix.mass()) if self.prefill == "captured" else np.zeros(seen.pos.shape)
@@ -60,7 +61,11 @@ class h2o(Keep):
         acc += seen.a.sum(axis=1)
         return self._rank(acc, seen)
 
+    def _window(self, limit: int) -> int:
+        """The most recent tokens that are protected; the newest always is."""
+        return max(1, whole(self.recent * limit))
+
     def _rank(self, acc: Floats, seen: Seen) -> Ranking:
-        recent = np.array([max(1, whole(self.recent * limit)) for limit in seen.limit.tolist()])[:, None]
+        recent = np.array([self._window(limit) for limit in seen.limit.tolist()])[:, None]
         kept = (seen.pos < self.sinks) | (seen.pos > seen.t - recent)
         return Ranking(acc, protect=kept & seen.valid)

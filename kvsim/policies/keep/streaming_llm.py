@@ -25,6 +25,7 @@ class streaming_llm(Keep):
 
     def __post_init__(self) -> None:
         expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
+        super().__post_init__()
 
     def protected(self, limit: int) -> int:
         return self.sinks + 1

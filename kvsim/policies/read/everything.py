@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvsim.policies.protocol import Forced, Part
+from kvsim.policies.protocol import Forced, Part, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +13,9 @@ class everything(Part):
     kind = "read"
 
     page: int | None = field(default=None, repr=False)  # the page size to report in, where dense_layers= put it in a read's place
+
+    def __post_init__(self) -> None:
+        expect(self, "page", self.page is None or self.page >= 1, "a page size of 1 token or more")
 
     read = None
     index = None

@@ -28,7 +28,7 @@ class random_read(Read):
         kv_heads, group = view.q.shape[1:3]
         request, layer, first = view.where
         heads = (first * group + np.arange(kv_heads * group)).reshape(kv_heads, group)
-        stream = np.zeros((), np.uint64)
+        stream = np.zeros(1, np.uint64)
         for number in (self.seed, request, layer):
             stream = mixed(stream ^ np.uint64(number))
         query = mixed(mixed(stream ^ view.t.astype(np.uint64))[:, None, None] ^ heads.astype(np.uint64))
