@@ -17,11 +17,11 @@ def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
 
 
 def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
-    """heads -> one row per policy and `by`, sorted: rows, the four measures, where the mass went, rel_l2_p95, read_tokens.
+    """heads -> one row per policy and `by`, sorted: rows, the four measures, rel_l2_p95, and means of what was lost.
 
     mass_recall, rel_l2: means. far_recall, evidence_recall: ratios of sums. missed_mass = mass evicted + mass unread.
-    read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
-    mean = {n: pl.col(n).cast(pl.Float64).mean() for n in ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass", "rel_l2")}
+    evidence_dense: mean dense mass on evidence. read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
+    mean = {n: pl.col(n).cast(pl.Float64).mean() for n in ("mass_recall", "mass_evicted", "mass_unread", "evidence_dense", "rel_l2")}
     return (
         heads.group_by("policy", *by)
         .agg(
@@ -34,7 +34,7 @@ def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
             mean["mass_evicted"],
             mean["mass_unread"],
             (pl.col("mass_evicted") + pl.col("mass_unread")).cast(pl.Float64).mean().alias("missed_mass"),
-            mean["learned_sink_mass"],
+            mean["evidence_dense"],
             pl.col("read_tokens").cast(pl.Float64).mean(),
         )
         .sort("policy", *by)
@@ -42,7 +42,7 @@ def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
     )
 
 
-FATES = ("read, full precision", "read, coded", "read from the host", "kept but not read", "gone for good", "learned sink")
+FATES = ("read, full precision", "read, coded", "read from the host", "kept, not read", "gone for good", "learned sink")
 
 
 def fate(heads: pl.LazyFrame) -> pl.DataFrame:

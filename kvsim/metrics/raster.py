@@ -39,7 +39,7 @@ def telling_place(heads: pl.LazyFrame, ledger: pl.LazyFrame) -> Place:
 
 def pages_recorded(plans: pl.LazyFrame, place: Place) -> dict[str, int]:
     """-> {policy: page size} of the policies whose read pages are in `plans` at this place."""
-    rows = _at(plans, place).group_by("policy").agg(pl.col("page_size").max()).sort("policy").collect()
+    rows = _plans(plans, place).group_by("policy").agg(pl.col("page_size").max()).sort("policy").collect()
     return dict(rows.select("policy", "page_size").iter_rows())
 
 
@@ -51,10 +51,10 @@ def raster(
     A cell is `width` positions at one of `steps`; it is "read" when any of its tokens is read, and share is the part of its tokens in
     that state, rounded up to quarters. selective: the policy reads a part of what it keeps, so only what its plans name is read. Shown is what the step could read (before its own cut) and what it read. Equal neighbours
     along the steps are one rectangle; a step that was not sampled looks like the sampled one before it."""
-    mine = {n: _at(tables[n].filter(pl.col("policy") == policy), place) for n in ("ledger", "plans", "tiers")}
-    ledger = mine["ledger"].filter(pl.col("step").is_in(list(steps))).sort("step").collect()
-    tiers = mine["tiers"].select("step", "runs").sort("step").collect()
-    plans = dict(mine["plans"].select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True))
+    mine = {n: tables[n].filter(pl.col("policy") == policy) for n in ("ledger", "plans", "tiers")}
+    ledger = mine["ledger"].filter(at(place, kv_head=True), pl.col("step").is_in(list(steps))).sort("step").collect()
+    tiers = mine["tiers"].filter(at(place, kv_head=True)).select("step", "runs").sort("step").collect()
+    plans = dict(_plans(mine["plans"], place).select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True))
     cells = []
     for row in ledger.iter_rows(named=True):
         state = _states(row, _placement(tiers, row["step"]), plans.get(row["step"]), selective)
@@ -62,9 +62,15 @@ def raster(
     return _rectangles(cells, ledger["step"].to_list(), width)
 
 
-def _at(table: pl.LazyFrame, place: Place) -> pl.LazyFrame:
-    mine = table.filter(pl.col("request") == place.request, pl.col("layer") == place.layer, pl.col("kv_head") == place.kv_head)
-    return mine.filter(pl.col("q_head").is_in([-1, place.q_head])) if "q_head" in mine.collect_schema().names() else mine
+def at(place: Place, kv_head: bool = False) -> pl.Expr:
+    """The rows of this place, by query head or by kv head."""
+    head = pl.col("kv_head") == place.kv_head if kv_head else pl.col("q_head") == place.q_head
+    return (pl.col("request") == place.request) & (pl.col("layer") == place.layer) & head
+
+
+def _plans(plans: pl.LazyFrame, place: Place) -> pl.LazyFrame:
+    """The pages this query head read, its own or its group's."""
+    return plans.filter(at(place, kv_head=True), pl.col("q_head").is_in([-1, place.q_head]))
 
 
 def _placement(tiers: pl.DataFrame, step: int) -> list[dict[str, Any]]:

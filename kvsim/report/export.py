@@ -9,7 +9,7 @@ from kvsim.report.html import Figure, specification, vega_lite
 from kvsim.report.theme import config
 
 
-def write_images(figures: Sequence[Figure], folder: Path, kind: str, dark: bool = False) -> list[Path]:
+def write_images(figures: Sequence[Figure], folder: Path, kind: str) -> list[Path]:
     """Each figure as FOLDER/NAME.png or .svg (kind "png" or "svg") -> the paths."""
     import vl_convert
 
@@ -17,7 +17,7 @@ def write_images(figures: Sequence[Figure], folder: Path, kind: str, dark: bool 
     paths = []
     for figure in figures:
         path = folder / f"{figure.name}.{kind}"
-        options = {"vl_version": vega_lite(), "config": config(dark), "allowed_base_urls": []}
+        options = {"vl_version": vega_lite(), "config": config(), "allowed_base_urls": []}
         if kind == "png":
             path.write_bytes(vl_convert.vegalite_to_png(specification(figure.chart), scale=2.0, **options))
         else:

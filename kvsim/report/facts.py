@@ -70,27 +70,28 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
         whole = dense.filter(pl.col("policy") == s.policy)["layer"].to_list()
         rows.append(
             (
-                (s.label, s.policy),
+                s.label,
                 roles[s.policy],
                 _asked(budgets, s.policy, "read"),
-                f"{_number(q.get('read_tokens'))} / {_number(t.get('union_tokens'))}",
+                _number(q.get("read_tokens")),
+                _number(t.get("union_tokens")),
                 _asked(budgets, s.policy, "hold"),
                 _number(t.get("held_tokens")),
                 forced(s.policy),
                 spans(whole) if whole else "none",
                 _measure(q, sure, s.policy, "evidence_recall", _percent),
                 _measure(q, sure, s.policy, "far_recall", _percent),
-                _measure(q, sure, s.policy, "rel_l2", lambda x: "—" if x is None else f"{x:.3g}"),
+                _measure(q, sure, s.policy, "rel_l2", error),
                 _percent(t.get("read_share")),
                 _percent(t.get("resident_share")),
             )
         )
     columns = (
-        "policy", "kind", "read asked (tokens)", "read (tokens per query head / per KV head)", "hold asked (tokens)", "held (tokens per KV head)",
+        "policy", "kind", "read asked (tokens)", "read per query head (tokens)", "read per KV head (tokens)", "hold asked (tokens)", "held per KV head (tokens)",
         "forced reads (tokens)", "dense layers", "evidence recall", "far recall", "output error (relative L2)", "bytes read (of full)",
         "bytes resident (of full)",
     )  # fmt: skip
-    return Table("Means over all decode steps, layers and heads; recalls are ratios of sums.", columns, rows, notes(run, look))
+    return Table("Means over all decode steps, layers and heads; recalls are ratios of sums.", columns, rows, [s.policy for s in look], notes(run, look))
 
 
 def notes(run: RunTables, look: Sequence[Style]) -> list[str]:
@@ -134,14 +135,18 @@ def role_table(run: RunTables, look: Sequence[Style]) -> Table | None:
     rows = []
     for s in look:
         for r in lost.filter(pl.col("policy") == s.policy).iter_rows(named=True):
-            error = "—" if r["rel_l2"] is None else f"{r['rel_l2']:.3g}"
-            rows.append((s.label, role(r["role"]), f"{r['rows']:,}", _percent(r["evidence_recall"]), _percent(r["far_recall"]), error))
+            rows.append((s.label, role(r["role"]), f"{r['rows']:,}", _percent(r["evidence_recall"]), _percent(r["far_recall"]), error(r["rel_l2"])))
     columns = ("policy", "query's token", "rows", "evidence recall", "far recall", "output error (relative L2)")
     return Table("The same by the role of the token whose query it is: loss on the question and on the answer are different things.", columns, rows)
 
 
 def role(number: int) -> str:
     return ROLES.get(number, f"role {number}")
+
+
+def error(x: float | None) -> str:
+    """An output error in words: rounding alone is 0."""
+    return "—" if x is None else "0" if x < 1e-6 else f"{x:.3g}"
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -34,12 +34,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. A cell may be a pair: text, and a longer code shown below it."""
+    """Rows of text; codes: one longer line under each row, in fixed width."""
 
     kind: ClassVar[str] = "table"
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | tuple[str, str]]]
+    rows: Sequence[Sequence[str]]
+    codes: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
 from kvsim.metrics import quality as measured
 from kvsim.metrics.budget import ALL_STEPS, by_budget
-from kvsim.metrics.raster import Place, pages_recorded, raster, telling_place
+from kvsim.metrics.raster import Place, at, pages_recorded, raster, telling_place
 from kvsim.metrics.run import RunTables
 from kvsim.metrics.traffic import traffic
 from kvsim.report import facts
@@ -17,10 +17,11 @@ from kvsim.report.charts.loss import layer_head_map, mass_by_fate
 from kvsim.report.charts.raster import kept_and_read
 from kvsim.report.charts.steps import evidence_by_step
 from kvsim.report.html import Figure, Section
+from kvsim.report.names import family
 from kvsim.report.theme import ROW_CAP, Style, labelled, styles
 
 STRIPS = 8  # policies on the raster
-CELLS, SAMPLED, RECTANGLES = 160, 64, 1_500  # the raster: cells across, steps down, rectangles of one strip
+CELLS, SAMPLED, PAGE = 160, 64, 16  # the raster: most cells across, most steps down, tokens a cell where no pages were read
 
 
 def sections(run: RunTables, name: str = "") -> list[Section]:
@@ -117,81 +118,70 @@ def _map(run: RunTables, look: Sequence[Style], name: str) -> Section:
 
 def _steps(run: RunTables, look: Sequence[Style], name: str) -> Section:
     title, text = "Evidence, step by step", ("Is the evidence there when the answer needs it?",)
-    weight = (
-        run.heads.filter(pl.col("policy") == look[0].policy)
-        .group_by("step")
-        .agg(pl.col("evidence_dense").cast(pl.Float64).mean())
-        .sort("step")
-        .collect()
-    )
-    if weight["evidence_dense"].is_null().all():
-        return Section(title, (*text, "No prompt of this run marks evidence, so there is nothing to follow here."))
     many = run.heads.select(pl.struct("policy", "role", "step").n_unique()).collect().item()
-    bin_steps = -(-many // ROW_CAP)
-    step = (pl.col("step") // bin_steps * bin_steps).alias("step")
-    frame = labelled(measured.quality(run.heads, "role", step), look).select("policy", "role", "step", "evidence_recall", "rel_l2")
-    weight = weight.group_by(step).agg(pl.col("evidence_dense").mean()).sort("step")
-    named = pl.col("role").map_elements(facts.role, return_dtype=pl.String)
-    bands = measured.roles(run.heads)
-    apart = all(a < b for a, b in zip(bands.sort("first")["last"], bands.sort("first")["first"][1:], strict=False))
+    together = -(-many // ROW_CAP)  # steps that one point stands for
+    step = (pl.col("step") // together * together).alias("step")
+    frame = labelled(measured.quality(run.heads, "role", step), look).select("policy", "role", "step", "evidence_recall", "rel_l2", "evidence_dense")
+    if frame["evidence_dense"].is_null().all():
+        return Section(title, (*text, "No prompt of this run marks evidence, so there is nothing to follow here."))
+    bands = measured.roles(run.heads).sort("first")
+    apart = all(a < b for a, b in zip(bands["last"], bands["first"][1:], strict=False))
     caption = (
-        "Ratios of sums over layers and heads at each step; a gap where less than 0.001 of dense mass lies on evidence. Steps at which full "
-        "attention itself hardly looks at the evidence (lowest panel) matter little. A click on the legend keeps one policy."
+        "Ratios of sums over layers and heads at each step; a gap where less than 0.001 of dense mass lies on evidence. A dot grows with the dense "
+        "attention mass on evidence (lowest panel): where full attention itself hardly looks at it, a miss matters little. A click on the legend keeps one policy."
     )
-    if bin_steps > 1:
-        caption += f" Each point is {bin_steps} steps together."
+    if together > 1:
+        caption += f" Each point is {together} steps together."
     if not apart:
         caption += " The contexts ask at different steps, so a step holds tokens of several roles; each role has its own line."
-    chart = evidence_by_step(frame.with_columns(named), weight, bands.with_columns(named) if apart else bands.head(0), look)
+    named = pl.col("role").map_elements(facts.role, return_dtype=pl.String)
+    chart = evidence_by_step(frame.with_columns(named), bands.with_columns(named) if apart else bands.head(0), look)
     return Section(title, text, blocks=[Figure(f"{name}steps", chart, caption, frame, clickable=True)])
 
 
 def _raster(run: RunTables, look: Sequence[Style], name: str) -> Section:
     place = telling_place(run.heads, run.ledger)
-    here = run.heads.filter(pl.col("request") == place.request, pl.col("layer") == place.layer, pl.col("q_head") == place.q_head)
-    at_place = {r["policy"]: r for r in measured.quality(here).iter_rows(named=True)}
+    at_place = {r["policy"]: r for r in measured.quality(run.heads.filter(at(place))).iter_rows(named=True)}
     paged = pages_recorded(run.tables["plans"], place)
-    drawn = [s for s in look if s.policy in at_place][:STRIPS]
+    drawn = [s for s in look if s.policy in at_place and family(s.policy) != "full"][:STRIPS] or list(look[:1])
     ledger = run.ledger.filter(pl.col("request") == place.request, pl.col("layer") == place.layer)
     steps = ledger.select(pl.col("step").unique().sort()).collect()["step"].to_list()
-    total = int(ledger.select(pl.col("pos").max()).collect().item()) + 1
     sampled = [steps[i * len(steps) // min(SAMPLED, len(steps))] for i in range(min(SAMPLED, len(steps)))]
-    strips, widths = [], set()
-    for s in drawn:
-        unread = (at_place[s.policy]["mass_unread"] or 0) > 0
-        cells, width = _cells(run, s.policy, place, sampled, paged.get(s.policy, 16), total, unread)
-        strips.append((_strip_title(s.label, at_place[s.policy], unread and s.policy not in paged), cells))
-        widths.add(width)
+    total = int(ledger.select(pl.col("pos").max()).collect().item()) + 1
+    rasters, width = _rasters(run, [s.policy for s in drawn], place, sampled, total, max(paged.values(), default=PAGE), at_place)
+    titles = [_strip_title(s.label, at_place[s.policy], s.policy in paged) for s in drawn]
     evidence = _evidence(run, place)
     caption = (
         f"Context {place.request}, layer {place.layer}, KV head {place.kv_head}, query head {place.q_head}: the head "
-        f"{'whose dense attention rests most on evidence' if evidence.height else 'with the largest output error'}. Each strip is one policy; "
-        "a stronger colour is a larger share of the cell's tokens; blank is evicted or not yet there. "
-        f"Across: {' or '.join(str(w) for w in sorted(widths))} tokens a cell; down: {len(sampled)} of {len(steps)} decode steps."
+        f"{'whose dense attention rests most on evidence' if evidence.height else 'with the largest output error'}. One strip per policy: "
+        f"decode steps down ({len(sampled)} of {len(steps)}), position across ({width} tokens a cell); a stronger colour is a larger share of a "
+        "cell's tokens, blank is evicted or not yet there."
     )
     if evidence.height:
         caption += " Framed: the evidence."
     if len(drawn) < len(look):
         caption += f" Not drawn: {', '.join(s.label for s in look if s not in drawn)}."
-    chart = kept_and_read(strips, evidence, total, (steps[0], steps[-1]))
-    table = pl.concat([c.select(pl.lit(t.partition(" · ")[0]).alias("policy"), pl.all()) for t, c in strips])
+    chart = kept_and_read(list(zip(titles, rasters, strict=True)), evidence, -(-total // width), width, (steps[0], steps[-1]))
+    table = pl.concat([cells.select(pl.lit(s.label).alias("policy"), pl.all()) for s, cells in zip(drawn, rasters, strict=True)])
     return Section("What one head kept and read", ("Is the evidence still there, and is it read?",), blocks=[Figure(f"{name}raster", chart, caption, table)])
 
 
-def _cells(run: RunTables, policy: str, place: Place, steps: list[int], page: int, total: int, selective: bool) -> tuple[pl.DataFrame, int]:
-    """The raster of one policy, its cells widened until it is small enough to draw; -> rectangles, tokens a cell."""
+def _rasters(
+    run: RunTables, policies: list[str], place: Place, steps: list[int], total: int, page: int, lost: Mapping[str, Mapping[str, float | None]]
+) -> tuple[list[pl.DataFrame], int]:
+    """The raster of each policy, in cells of equal width, widened until each is small enough to draw; -> rectangles, tokens a cell."""
     width = page * -(-total // (page * CELLS))
     while True:
-        cells = raster(run.tables, policy, place, steps, width, selective)
-        if cells.height <= RECTANGLES or width >= total:
-            return cells.head(RECTANGLES), width
+        found = [raster(run.tables, p, place, steps, width, selective=bool(lost[p]["mass_unread"])) for p in policies]
+        if max(f.height for f in found) <= ROW_CAP or width >= total:
+            return found, width
         width *= 2
 
 
-def _strip_title(label: str, q: dict[str, float | None], unrecorded: bool) -> str:
-    error, recall = q["rel_l2"], q["evidence_recall"]
-    words = [label, *([f"evidence recall {recall:.0%}"] if recall is not None else []), *([f"output error {error:.2g}"] if error is not None else [])]
-    return " · ".join(words) + (" · pages read not recorded (replay with --plans)" if unrecorded else "")
+def _strip_title(label: str, q: Mapping[str, float | None], paged: bool) -> str:
+    recall = q["evidence_recall"]
+    words = [label, *([f"evidence recall {recall:.0%}"] if recall is not None else []), f"output error {facts.error(q['rel_l2'])}"]
+    return " · ".join(words) + (" · pages read not recorded (replay with --plans)" if q["mass_unread"] and not paged else "")
 
 
 def _evidence(run: RunTables, place: Place) -> pl.DataFrame:

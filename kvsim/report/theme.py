@@ -17,38 +17,44 @@ from kvsim.errors import WrongUse
 from kvsim.report.names import family, labels
 
 ROW_CAP = 5_000  # rows of one dataset of one chart
+LEAST_ERROR = 1e-3  # the floor of a logarithmic axis of output error
+
+CROSSED = "M-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0L-1,-0.6Z"
+BAR = "M-1,-0.4H1V0.4H-1Z"
+HEXAGON = "M0,-1L0.87,-0.5V0.5L0,1L-0.87,0.5V-0.5Z"
 
 # family: light, dark, dash, shape
 FAMILIES: dict[str, tuple[str, str, list[int], str]] = {
     "full": ("#1B1F25", "#E6E8EA", [1, 0], "cross"),
     "oracle": ("#4D4D4D", "#D0D0D0", [6, 4], "diamond"),
     "random_read": ("#8C8C8C", "#9A9A9A", [1, 3], "triangle-down"),
-    "recency": ("#8D8D8D", "#9B9B9B", [7, 3, 1, 3], "stroke"),
+    "recency": ("#8D8D8D", "#9B9B9B", [7, 3, 1, 3], BAR),
     "quest": ("#0072B2", "#2F7FD0", [1, 0], "circle"),
     "h2o": ("#CC3311", "#E8452C", [4, 2], "square"),
     "tova": ("#8800EE", "#9933FF", [9, 2], "triangle-up"),
     "streaming_llm": ("#661100", "#CC6677", [2, 2], "triangle-right"),
     "snapkv": ("#33BBEE", "#34BBEE", [8, 2], "triangle-left"),
-    "kivi": ("#99BB66", "#AAEEAA", [5, 2, 1, 2], "wedge"),
-    "qevict": ("#E69F00", "#F0C33C", [10, 3, 2, 3], "diamond"),
+    "kivi": ("#99BB66", "#AAEEAA", [5, 2, 1, 2], CROSSED),
+    "qevict": ("#E69F00", "#F0C33C", [10, 3, 2, 3], HEXAGON),
 }
 SPARE = (("#AA6688", "#CC88AA"), ("#660066", "#AA66CC"), ("#7766CC", "#8888EE"), ("#886600", "#BB9944"))
 DASHES = ([1, 0], [6, 3], [2, 2], [9, 3], [5, 2, 1, 2], [3, 5], [12, 4, 3, 4])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
 
-STATES = {"read, full precision": ("#0072B3", "#4A97E0"), "read, coded": ("#E69F01", "#F0C33D"), "kept, not read": ("#8A929B", "#7C858F")}
-FATES = {
-    "read, full precision": STATES["read, full precision"],
-    "read, coded": STATES["read, coded"],
+READ, CODED, UNREAD = ("#1B7F79", "#3FB5AC"), ("#E6A02E", "#EFC050"), ("#B4BBC3", "#5F6873")
+STATES = {"read, full precision": READ, "read, coded": CODED, "kept, not read": UNREAD}  # of metrics.raster
+FATES = {  # of metrics.quality
+    "read, full precision": READ,
+    "read, coded": CODED,
     "read from the host": ("#CC79A7", "#DD99BB"),
-    "kept but not read": ("#A9B1B9", "#7C8590"),
-    "gone for good": ("#CC3312", "#E8452D"),
-    "learned sink": ("#E3E6EA", "#3A424B"),
+    "kept, not read": UNREAD,
+    "gone for good": ("#33383E", "#F4F6F8"),
+    "learned sink": ("#E3E6EB", "#2A313A"),
 }
 EVIDENCE = ("#D55E00", "#FF8A3D")
-SWAP = dict(
-    [(a, b) for a, b, _, _ in FAMILIES.values()] + [*SPARE, *STATES.values(), *FATES.values(), EVIDENCE]
-)  # light -> dark; the page rewrites the colours of a specification with it
+PICKED = ("#D55E01", "#FF8A3E")
+# light -> dark: the page rewrites the colours of a specification with it
+SWAP = dict([*((light, dark) for light, dark, _, _ in FAMILIES.values()), *SPARE, *FATES.values(), EVIDENCE, PICKED])
 
 FONT = "Inter, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', Arial, sans-serif"
 TOKENS = (
@@ -91,9 +97,14 @@ def styles(policies: Iterable[str]) -> list[Style]:
 
 
 def labelled(frame: pl.DataFrame, look: Sequence[Style]) -> pl.DataFrame:
-    """The frame with policy ids replaced by labels; rows of policies without a style are left out."""
-    return frame.filter(pl.col("policy").is_in([s.policy for s in look])).with_columns(
-        pl.col("policy").replace_strict({s.policy: s.label for s in look}, return_dtype=pl.String)
+    """The frame with policy ids replaced by labels, the last policy of `look` first: marks of the first are drawn on top.
+
+    Rows of policies without a style are left out."""
+    rank = {s.policy: i for i, s in enumerate(reversed(look))}
+    return (
+        frame.filter(pl.col("policy").is_in(list(rank)))
+        .sort(pl.col("policy").replace_strict(rank, return_dtype=pl.Int32), maintain_order=True)
+        .with_columns(pl.col("policy").replace_strict({s.policy: s.label for s in look}, return_dtype=pl.String))
     )
 
 
@@ -112,27 +123,42 @@ def prepare(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(floats)
 
 
-def tokens_axis(**options: Any) -> alt.Axis:
-    return alt.Axis(labelExpr=TOKENS, **options)
-
-
 def doublings(low: float, high: float) -> list[float]:
     """Powers of two around [low, high]: ticks of an axis of tokens or bytes, at most nine."""
     first, last = math.floor(math.log2(max(low, 1))), math.ceil(math.log2(max(high, 2)))
     return [float(2**i) for i in range(first, last + 1, 1 + (last - first) // 9)]
 
 
+def error_axis(grid: bool = True) -> alt.Axis:
+    """Decades of a logarithmic axis of output error."""
+    return alt.Axis(format="~g", values=[0.001, 0.01, 0.1, 1, 10, 100], grid=grid)
+
+
+def error_scale(errors: pl.Series) -> alt.Scale:
+    """Logarithmic, from the floor to the largest error."""
+    top = errors.max()
+    return alt.Scale(type="log", nice=False, domain=[LEAST_ERROR, max(1.2 * float(top), 0.1) if isinstance(top, float) else 1.0])
+
+
 def policy_channels(look: Sequence[Style], mark: str) -> dict[str, Any]:
-    """colour and dash (mark "line") or colour and shape ("point") by policy, with one legend when layers share it."""
+    """Colour with dash (mark "line") or with shape ("point") by policy label, in one legend."""
     domain = [s.label for s in look]
-    legend = alt.Legend(
-        title=None, columns=4 if max(map(len, domain), default=0) < 28 else 3, labelLimit=300, symbolLimit=0, symbolOpacity=1, symbolStrokeWidth=2
-    )
-    both = {"title": None, "sort": domain, "legend": legend}
+    symbol = {"symbolType": "stroke", "symbolSize": 400, "symbolStrokeWidth": 2} if mark == "line" else {}
+    columns = 4 if max(map(len, domain), default=0) < 28 else 3
+    both = {
+        "title": None,
+        "sort": domain,
+        "legend": alt.Legend(title=None, columns=columns, labelLimit=300, symbolLimit=0, symbolOpacity=1, **symbol),
+    }
     colour = alt.Color("policy:N", scale=alt.Scale(domain=domain, range=[s.colour for s in look]), **both)
     if mark == "line":
         return {"color": colour, "strokeDash": alt.StrokeDash("policy:N", scale=alt.Scale(domain=domain, range=[s.dash for s in look]), **both)}
     return {"color": colour, "shape": alt.Shape("policy:N", scale=alt.Scale(domain=domain, range=[s.shape for s in look]), **both)}
+
+
+def dash_by_rank(look: Sequence[Style]) -> alt.StrokeDashValue:
+    """The dash of the policy whose place in `look` stands in column `rank`: dashed lines under a legend of shapes."""
+    return alt.StrokeDashValue([1, 0], condition=[{"test": f"datum.rank === {i}", "value": s.dash} for i, s in enumerate(look)])
 
 
 def config(dark: bool = False) -> dict[str, Any]:

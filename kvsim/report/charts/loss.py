@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import altair as alt
 import polars as pl
 
-from kvsim.report.charts.budget import LEAST_ERROR
-from kvsim.report.theme import FATES, Style, prepare
+from kvsim.report.theme import FATES, LEAST_ERROR, PICKED, Style, error_axis, error_scale, prepare
 
 PERCENT = alt.Axis(format=".0%", tickCount=5)
 
@@ -29,18 +28,18 @@ def mass_by_fate(parts: pl.DataFrame, quality: pl.DataFrame, look: Sequence[Styl
             color=alt.Color("part:N", title=None, sort=domain, scale=alt.Scale(domain=domain, range=[FATES[p][0] for p in domain])),
             tooltip=["policy:N", alt.Tooltip("part:N", title="fate"), alt.Tooltip("mass:Q", format=".2%")],
         )
-        .properties(width=430, height=height)
+        .properties(width=560, height=height)
     )
     errors = prepare(quality.select("policy", "rel_l2").with_columns(error=pl.col("rel_l2").clip(LEAST_ERROR, None)))
     dots = (
         alt.Chart(errors)
-        .mark_point(filled=True, size=80, color=look[0].colour if not look else "#0072B2")
+        .mark_point(filled=True, size=80, opacity=1, color=PICKED[0])
         .encode(
-            x=alt.X("error:Q", title="output error (relative L2, log scale)", scale=alt.Scale(type="log", nice=True), axis=_error_axis()),
+            x=alt.X("error:Q", title="output error (relative L2, log scale)", scale=error_scale(errors["error"]), axis=error_axis()),
             y=y.axis(alt.Axis(labels=False, ticks=False, grid=True)),
             tooltip=["policy:N", alt.Tooltip("rel_l2:Q", format=".3g", title="output error")],
         )
-        .properties(width=270, height=height)
+        .properties(width=300, height=height)
     )
     return alt.hconcat(bars, dots, spacing=28).properties(
         description="Stacked bars of dense attention mass by what became of it, one per policy, with the output error of the policy beside."
@@ -64,48 +63,45 @@ def layer_head_map(cells: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatCha
         alt.Tooltip("evidence_recall:Q", format=".1%", title="evidence recall"),
     ]
     grid = (
-        alt.Chart(data, title=alt.Title("Output error by layer and query head", subtitle="click a cell; double click shows all heads"))
+        alt.Chart(data)
         .transform_filter("datum.policy == shown")
         .mark_rect(cursor="pointer")
         .encode(
             x=alt.X("q_head:O", title="query head", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-            y=alt.Y("layer:O", title="layer", axis=alt.Axis(labelOverlap=True)),
+            y=alt.Y("layer:O", title=None, axis=alt.Axis(labelExpr="'layer ' + datum.label", labelOverlap=True)),
             color=alt.Color(
                 "error:Q",
                 title="output error",
                 scale=alt.Scale(type="log", domain=[low, high], clamp=True, scheme="viridis"),
-                legend=alt.Legend(format="~g", tickCount=4),
+                legend=alt.Legend(format="~g", values=[0.001, 0.01, 0.1, 1, 10], orient="bottom", offset=8),
             ),
-            stroke=alt.when(pick, empty=False).then(alt.value("#D55E00")).otherwise(alt.value(None)),
+            stroke=alt.when(pick, empty=False).then(alt.value(PICKED[0])).otherwise(alt.value(None)),
             strokeWidth=alt.when(pick, empty=False).then(alt.value(3)).otherwise(alt.value(0)),
             tooltip=where + values,
         )
         .add_params(pick)
-        .properties(width=_span(heads, 330), height=_span(layers, 330))
+        .properties(width=_span(heads, 400), height=max(_span(layers, 400), 22 * len(look)))
     )
+    map_ = alt.hconcat(grid, title=alt.Title("Output error by layer and query head", subtitle="click a cell; double click shows all heads"))
     y = alt.Y("policy:N", sort=labels, title=None)
     panels = [
-        _detail(data, pick, y, "error", alt.X("error:Q", title="output error (log scale)", scale=alt.Scale(type="log"), axis=_error_axis()), where + values),
-        _detail(data, pick, y.axis(None), "missed_mass", alt.X("missed_mass:Q", title="missed mass", scale=alt.Scale(domain=[0, 1]), axis=PERCENT), where + values),
+        _detail(data, pick, y, "error", alt.X("error:Q", title="output error (log scale)", scale=error_scale(data["error"]), axis=error_axis()), where + values),
+        _detail(data, pick, y.axis(None), "missed_mass", alt.X("missed_mass:Q", title="missed mass", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", values=[0, 0.5, 1])), where + values),
     ]
     said = "isDefined(pick.layer) ? 'Layer ' + pick.layer + ', query head ' + pick.q_head + ' under every policy' : 'All heads under every policy'"
-    detail = alt.hconcat(*(p.properties(width=170, height=22 * len(look)) for p in panels), spacing=18).properties(
+    detail = alt.hconcat(*(p.properties(width=230, height=22 * len(look)) for p in panels), spacing=18).properties(
         title=alt.Title(alt.expr(said), subtitle="dot: the head picked on the map; ticks: the other heads")
     )
-    return alt.hconcat(grid, detail, spacing=40).add_params(shown).properties(
+    return alt.hconcat(map_, detail, spacing=40).add_params(shown).properties(
         description="Map of output error by layer and query head for one policy, and the picked head under every policy beside it."
     )
 
 
 def _detail(data: pl.DataFrame, pick: alt.Parameter, y: alt.Y, field: str, x: alt.X, tooltip: list[alt.Tooltip]) -> alt.LayerChart:
     base = alt.Chart(data).encode(x=x, y=y)
-    ticks = base.mark_tick(opacity=0.25, thickness=1, aria=False)
-    dots = base.mark_point(filled=True, size=80, color="#D55E00").encode(tooltip=tooltip).transform_filter(pick)
+    ticks = base.mark_tick(opacity=0.4, thickness=1, color="#8A929B", aria=False)
+    dots = base.mark_point(filled=True, size=80, opacity=1, color=PICKED[0]).encode(tooltip=tooltip).transform_filter(pick)
     return alt.layer(ticks, dots)
-
-
-def _error_axis() -> alt.Axis:
-    return alt.Axis(format="~g", values=[0.001, 0.01, 0.1, 1, 10, 100], grid=True)
 
 
 def _range(errors: pl.Series) -> tuple[float, float]:
@@ -115,4 +111,4 @@ def _range(errors: pl.Series) -> tuple[float, float]:
 
 
 def _span(cells: int, most: int) -> int:
-    return min(max(cells * 14, 150), most) if cells * 10 <= most else cells * 10
+    return max(160, min(cells * 24, most), cells * 9)

@@ -7,42 +7,37 @@ from collections.abc import Sequence
 import altair as alt
 import polars as pl
 
-from kvsim.report.theme import EVIDENCE, STATES, prepare, tokens_axis
+from kvsim.report.theme import EVIDENCE, STATES, prepare
 
-WIDTH = 860
+WIDTH = 1000
 
 
-def kept_and_read(strips: Sequence[tuple[str, pl.DataFrame]], evidence: pl.DataFrame, total: int, steps: tuple[int, int]) -> alt.VConcatChart:
-    """strips (title, rectangles of metrics.raster), evidence (start, stop, label), tokens in all, first and last step -> strips."""
-    x = alt.X("start:Q", title=None, scale=alt.Scale(domain=[0, total], nice=False), axis=tokens_axis(tickCount=10))
-    y = alt.Y(
-        "first:Q",
-        title=None,
-        scale=alt.Scale(domain=[steps[1] + 1, steps[0]], nice=False),
-        axis=alt.Axis(format="d", values=[steps[0], steps[1]], grid=False),
-    )
-    charts = [_strip(title, cells, x, y) for title, cells in strips]
+def kept_and_read(strips: Sequence[tuple[str, pl.DataFrame]], evidence: pl.DataFrame, cells: int, tokens: int, steps: tuple[int, int]) -> alt.VConcatChart:
+    """strips (title, rectangles of metrics.raster), evidence (start, stop, label), cells across, tokens a cell, first and last step."""
+    spans = prepare(evidence)
+    strip = [_strip(title, rows, (0, cells * tokens), steps, last=i == len(strips) - 1) for i, (title, rows) in enumerate(strips)]
     if evidence.height:
-        marks = _evidence(prepare(evidence), x)
-        charts = [alt.layer(c, *(marks if i == 0 else marks[:1])).properties(title=c.title) for i, c in enumerate(charts)]
-    sized = [c.properties(width=WIDTH, height=80) for c in charts]
-    sized[-1] = sized[-1].properties(height=80)
-    return alt.vconcat(*sized, spacing=16).resolve_scale(color="shared", opacity="shared").properties(
-        description="For one head: position in the context across, decode steps down; what each policy read, kept unread, or no longer had."
+        strip = [alt.layer(c, *_evidence(spans, named=i == 0)).properties(title=c.title) for i, c in enumerate(strip)]
+    width = cells * max(1, WIDTH // cells)  # whole pixels a cell, or its edges show as hairlines
+    return (
+        alt.vconcat(*(c.properties(width=width, height=80) for c in strip), spacing=14)
+        .resolve_scale(color="shared", opacity="shared")
+        .properties(description="For one head: position in the context across, decode steps down; what each policy read, kept unread, or no longer had.")
     )
 
 
-def _strip(title: str, cells: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
-    states = list(STATES)
+def _strip(title: str, rows: pl.DataFrame, positions: tuple[int, int], steps: tuple[int, int], last: bool) -> alt.Chart:
+    across = alt.Axis(format=",d", tickCount=10, labels=last)
+    down = alt.Axis(format="d", values=list(dict.fromkeys(steps)), grid=False, titleX=-30, titleY=96, titleAlign="left", titleBaseline="top")
     return (
-        alt.Chart(prepare(cells), title=alt.Title(title, fontSize=12, offset=6))
+        alt.Chart(prepare(rows), title=alt.Title(title, fontSize=12, offset=6))
         .mark_rect(aria=False)
         .encode(
-            x=x,
+            x=alt.X("start:Q", title="position in the context (tokens)" if last else None, scale=alt.Scale(domain=positions, nice=False), axis=across),
             x2="stop:Q",
-            y=y,
+            y=alt.Y("first:Q", title="decode step" if last else None, scale=alt.Scale(domain=[steps[1] + 1, steps[0]], nice=False), axis=down),
             y2="last:Q",
-            color=alt.Color("state:N", title=None, sort=states, scale=alt.Scale(domain=states, range=[STATES[s][0] for s in states])),
+            color=alt.Color("state:N", title=None, sort=list(STATES), scale=alt.Scale(domain=list(STATES), range=[c for c, _ in STATES.values()])),
             opacity=alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.12, 1]), legend=None),
             tooltip=[
                 alt.Tooltip("start:Q", title="from position"),
@@ -56,7 +51,8 @@ def _strip(title: str, cells: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     )
 
 
-def _evidence(spans: pl.DataFrame, x: alt.X) -> list[alt.Chart]:
-    base = alt.Chart(spans).encode(x=x)
+def _evidence(spans: pl.DataFrame, named: bool) -> list[alt.Chart]:
+    base = alt.Chart(spans).encode(x="start:Q")
     frame = base.mark_rect(aria=False, fill=None, stroke=EVIDENCE[0], strokeWidth=2).encode(x2="stop:Q")
-    return [frame, base.mark_text(align="left", baseline="bottom", dy=-3, fontWeight=600, color=EVIDENCE[0]).encode(y=alt.value(0), text="label:N")]
+    text = base.mark_text(align="left", baseline="bottom", dy=-3, fontWeight=600, color=EVIDENCE[0], limit=200)
+    return [frame, text.encode(y=alt.value(0), text="label:N")] if named else [frame]

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 import altair as alt
 import polars as pl
 
-from kvsim.report.charts.budget import LEAST_ERROR
-from kvsim.report.theme import EVIDENCE, Style, policy_channels, prepare
+from kvsim.report.theme import EVIDENCE, LEAST_ERROR, Style, error_axis, error_scale, policy_channels, prepare
 
-WIDTH = 860
+WIDTH = 1000
 
 
-def evidence_by_step(steps: pl.DataFrame, weight: pl.DataFrame, bands: pl.DataFrame, look: Sequence[Style]) -> alt.VConcatChart:
-    """steps (policy, role, step, evidence_recall, rel_l2), weight (step, evidence_dense), bands (role, first, last) -> panels over steps.
+def evidence_by_step(steps: pl.DataFrame, bands: pl.DataFrame, look: Sequence[Style]) -> alt.VConcatChart:
+    """steps (policy, role, step, evidence_recall, rel_l2, evidence_dense), bands (role, first, last) -> panels over the decode steps.
 
-    Evidence recall, output error, and how much of the dense attention lies on evidence at all; bands name the role of the query's token."""
+    Evidence recall, where a dot grows with the dense attention mass on evidence; output error; that mass itself. bands name the role
+    of the query's token; none when the roles of several contexts overlap."""
     data = prepare(steps.with_columns(error=pl.col("rel_l2").clip(LEAST_ERROR, None)))
-    focus = alt.selection_point(fields=["policy"], bind="legend")
+    mass = prepare(steps.group_by("step").agg(pl.col("evidence_dense").mean()).sort("step"))
+    focus = alt.selection_point("focus", fields=["policy"], bind="legend")
     x = alt.X("step:Q", title=None, scale=alt.Scale(nice=False), axis=alt.Axis(format="d", tickMinStep=1))
-    lines = alt.Chart(data).mark_line(aria=False, strokeWidth=1.6, point=alt.OverlayMarkDef(size=18)).encode(
+    base = alt.Chart(data).encode(
         x=x,
         detail=["policy:N", "role:N"],
         opacity=alt.when(focus).then(alt.value(1)).otherwise(alt.value(0.1)),
@@ -30,24 +31,30 @@ def evidence_by_step(steps: pl.DataFrame, weight: pl.DataFrame, bands: pl.DataFr
             alt.Tooltip("role:N", title="token"),
             alt.Tooltip("evidence_recall:Q", format=".1%"),
             alt.Tooltip("rel_l2:Q", format=".3g", title="output error"),
+            alt.Tooltip("evidence_dense:Q", format=".2%", title="dense mass on evidence"),
         ],
-        **policy_channels(look, "line"),
-    )  # fmt: skip
-    recall = lines.encode(y=alt.Y("evidence_recall:Q", title="evidence recall", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=5)))
-    error = lines.encode(
-        y=alt.Y("error:Q", title="output error (relative L2, log scale)", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", values=[0.001, 0.01, 0.1, 1, 10, 100]))
     )
-    mass = alt.Chart(prepare(weight)).mark_area(color=EVIDENCE[0], opacity=0.6, interpolate="step").encode(
-        x=x.title("decode step"),
-        y=alt.Y("evidence_dense:Q", title="dense attention mass on evidence (mean of heads)", axis=alt.Axis(format=".1%", tickCount=3)),
-        tooltip=[alt.Tooltip("step:Q", title="decode step"), alt.Tooltip("evidence_dense:Q", format=".2%", title="dense mass on evidence")],
-    )  # fmt: skip
-    top = alt.layer(*_bands(bands), recall.add_params(focus)) if bands.height > 1 else recall.add_params(focus)
-    return alt.vconcat(
-        top.properties(width=WIDTH, height=200), error.properties(width=WIDTH, height=160), mass.properties(width=WIDTH, height=60), spacing=36
-    ).resolve_scale(x="shared").properties(
-        description="Evidence recall and output error per decode step, one line per policy, over the dense attention mass on evidence."
-    )  # fmt: skip
+    lines = base.mark_line(aria=False, strokeWidth=1.4).encode(**policy_channels(look, "line"))
+    share = alt.Y("evidence_recall:Q", title="evidence recall", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=5))
+    size = alt.Size("evidence_dense:Q", scale=alt.Scale(range=[2, 110]), legend=None)
+    dots = base.mark_circle(aria=False).encode(y=share, size=size, color=policy_channels(look, "line")["color"])
+    recall = alt.layer(*(_bands(bands) if bands.height > 1 else []), lines.encode(y=share), dots).add_params(focus)
+    error = lines.encode(y=alt.Y("error:Q", title="output error (relative L2, log scale)", scale=error_scale(data["error"]), axis=error_axis()))
+    area = (
+        alt.Chart(mass)
+        .mark_area(color=EVIDENCE[0], opacity=0.6, interpolate="step")
+        .encode(
+            x=x.title("decode step"),
+            y=alt.Y("evidence_dense:Q", title="dense attention mass on evidence (mean of heads)", axis=alt.Axis(format="~%", tickCount=3)),
+            tooltip=[alt.Tooltip("step:Q", title="decode step"), alt.Tooltip("evidence_dense:Q", format=".2%", title="dense mass on evidence")],
+        )
+    )
+    heights = ((recall, 220), (error, 160), (area, 60))
+    return (
+        alt.vconcat(*(c.properties(width=WIDTH, height=h) for c, h in heights), spacing=36)
+        .resolve_scale(x="shared")
+        .properties(description="Evidence recall and output error per decode step, one line per policy, over the dense attention mass on evidence.")
+    )
 
 
 def _bands(bands: pl.DataFrame) -> list[alt.Chart]:
