@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 KEPT, READ, CODED = 1, 2, 3
 STATES = {KEPT: "kept, not read", READ: "read, full precision", CODED: "read, coded"}
+GONE, FULL = 0, 2  # of the tiers table
 LEVELS = 4  # shares are rounded up to quarters
 COLUMNS = {"start": pl.Int64, "stop": pl.Int64, "first": pl.Int64, "last": pl.Int64, "state": pl.String, "share": pl.Float64}
 
@@ -55,10 +56,14 @@ def raster(
     ledger = mine["ledger"].filter(at(place, kv_head=True), pl.col("step").is_in(list(steps))).sort("step").collect()
     tiers = mine["tiers"].filter(at(place, kv_head=True)).select("step", "runs").sort("step").collect()
     plans = dict(_plans(mine["plans"], place).select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True))
+    changes = list(tiers.iter_rows(named=True))
+    tier = np.full(int(ledger["pos"].max() or 0) + 1, FULL, np.int8) if ledger.height else np.zeros(0, np.int8)  # type: ignore[call-overload]
     cells = []
     for row in ledger.iter_rows(named=True):
-        state = _states(row, _placement(tiers, row["step"]), plans.get(row["step"]), selective)
-        cells.append(_cells(state, width))
+        while changes and changes[0]["step"] < row["step"]:  # a cut comes after its step's attention
+            for run in changes.pop(0)["runs"]:
+                tier[run["start"] : run["stop"]] = run["tier"] & 3
+        cells.append(_cells(_states(row, tier, plans.get(row["step"]), selective), width))
     return _rectangles(cells, ledger["step"].to_list(), width)
 
 
@@ -73,23 +78,16 @@ def _plans(plans: pl.LazyFrame, place: Place) -> pl.LazyFrame:
     return plans.filter(at(place, kv_head=True), pl.col("q_head").is_in([-1, place.q_head]))
 
 
-def _placement(tiers: pl.DataFrame, step: int) -> list[dict[str, Any]]:
-    """The runs in force when the step reads: those of the last change before it."""
-    at = int(tiers["step"].search_sorted(step, side="left")) - 1
-    return tiers["runs"][at].to_list() if at >= 0 else []
-
-
-def _states(row: dict[str, Any], runs: list[dict[str, Any]], plan: dict[str, Any] | None, selective: bool) -> NDArray[np.int8]:
+def _states(row: dict[str, Any], tier: NDArray[np.int8], plan: dict[str, Any] | None, selective: bool) -> NDArray[np.int8]:
     """i8[t + 1]: 0 where gone or out of the window, else KEPT, READ or CODED."""
     t = row["pos"]
-    tier = np.full(t + 1, 2, np.int8)  # appended since the last change: full
-    for run in runs:
-        tier[run["start"] : run["stop"]] = run["tier"] & 3
-    tier[: t + 1 - row["visible_tokens"]] = 0
+    there = tier[: t + 1] != GONE
+    there[: t + 1 - row["visible_tokens"]] = False
     read = np.full(t + 1, not selective)
-    for page in (plan or {}).get("pages") or []:
-        read[page * plan["page_size"] : (page + 1) * plan["page_size"]] = True  # type: ignore[index]
-    return np.where(tier == 0, 0, np.where(read, np.where(tier == 1, CODED, READ), KEPT)).astype(np.int8)
+    for page in plan["pages"] if plan else ():
+        read[page * plan["page_size"] : (page + 1) * plan["page_size"]] = True
+    state = np.where(read, np.where(tier[: t + 1] == FULL, READ, CODED), KEPT)
+    return np.where(there, state, 0).astype(np.int8)
 
 
 def _cells(state: NDArray[np.int8], width: int) -> NDArray[np.int16]:

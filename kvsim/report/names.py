@@ -22,19 +22,18 @@ class Part(NamedTuple):
 def parts(policy: str) -> tuple[Part, ...]:
     """keep(...) >> store(...) >> read(...) -> its parts; () for an id that is no such expression (a policy file)."""
     try:
-        tree = ast.parse(policy, mode="eval").body
+        calls = _calls(ast.parse(policy, mode="eval").body)
+        return tuple(Part(c.func.id, {k.arg: ast.unparse(k.value) for k in c.keywords if k.arg}) for c in calls if isinstance(c.func, ast.Name))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    calls = []
-    while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.RShift):
-        calls.append(tree.right)
-        tree = tree.left
-    found = []
-    for call in [tree, *reversed(calls)]:
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            return ()
-        found.append(Part(call.func.id, {k.arg: ast.unparse(k.value) for k in call.keywords if k.arg}))
-    return tuple(found)
+
+
+def _calls(tree: ast.expr) -> list[ast.Call]:
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.RShift):
+        return _calls(tree.left) + _calls(tree.right)
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+        return [tree]
+    raise ValueError("not a chain of policies")
 
 
 def family(policy: str) -> str:

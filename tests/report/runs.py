@@ -1,0 +1,143 @@
+"""Small run directories with numbers that are consistent but mean nothing, for metrics and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim import tables
+
+ROW_BYTES = 64
+READ_TAIL = "sinks=0, recent=0, tail='forced', refresh=1"
+FULL = "full() >> everything()"
+QUEST = f"full() >> quest(read=tokens(8), page=4, {READ_TAIL}, heads='each')"
+ORACLE = f"full() >> oracle(read=tokens(8), page=4, {READ_TAIL}, by='mass')"
+RANDOM = f"full() >> random_read(read=tokens(8), page=4, {READ_TAIL}, seed=0)"
+H2O = "h2o(hold=tokens(12), recent=0.5, sinks=0) >> everything()"
+KIVI = "full() >> kivi(k_bits=2, v_bits=2, group=4, residual=8) >> everything()"
+POLICIES = (QUEST, H2O, KIVI, FULL, ORACLE, RANDOM)
+BASELINES = (FULL, ORACLE, RANDOM)
+
+
+def write_run(
+    path: Path,
+    policies: Sequence[str] = POLICIES,
+    layers: Sequence[int] = (0, 3),
+    q_heads: int = 4,
+    kv_heads: int = 2,
+    prompt: int = 24,
+    steps: int = 6,
+    contexts: int = 1,
+    roles: Sequence[int] = (3,),
+    evidence: bool = True,
+    without: Sequence[str] = (),
+    seed: int = 0,
+    **about: Any,
+) -> Path:
+    """A run directory. roles: in turn along the steps, in equal stretches. without: tables not written. about: entries of run.json."""
+    rng = np.random.default_rng(seed)
+    path.mkdir(parents=True)
+    made: dict[str, list[Any]] = {name: [] for name in tables.RUN_TABLES}
+    role = np.array(roles)[np.arange(steps) * len(roles) // steps]
+    for policy in policies:
+        for request in range(contexts):
+            for layer in layers:
+                unit = {"policy": policy, "request": request, "layer": layer}
+                _ledger(made, unit, policy, kv_heads, prompt, steps)
+                _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence)
+                if any(name in policy for name in ("quest", "oracle", "random_read")):
+                    _curves(made, unit, rng, q_heads, (prompt + 3) // 4, sorted({-1, *roles}), evidence)
+                    _plans(made, unit, rng, q_heads, q_heads // kv_heads, prompt, steps)
+                if any(name in policy for name in ("h2o", "kivi")):
+                    _tiers(made, unit, policy, kv_heads, prompt, steps)
+    for name, parts in made.items():
+        if parts and name not in without:
+            tables.write(path / f"{name}.parquet", parts)
+    spans = [{"label": "needle", "start": 5, "stop": 9, "kind": "evidence"}, {"label": "noise", "start": 1, "stop": 2, "kind": "other"}]
+    (path / "run.json").write_text(json.dumps(_about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans if evidence else []) | about))
+    return path
+
+
+def _about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans) -> dict[str, Any]:
+    shape = {"kind": "full", "q_heads": q_heads, "kv_heads": kv_heads, "key_dim": 16, "value_dim": 16, "row_bytes": ROW_BYTES}
+    request = {"prompt_tokens": prompt, "total_tokens": prompt + steps, "mode": "greedy", "spans": spans, "steps": steps}
+    return {
+        "schema": tables.RUN_SCHEMA,
+        "version": "0.0.test",
+        "trace": {"id": "toy", "sha256": "0" * 64, "dtype": "float32", "source": {"model": "toy-model", "weight_format": "float32"}},
+        "kv_dtype": "bfloat16",
+        "policies": [{"id": p, "name": p, "role": "baseline" if p in BASELINES else "asked", "beside": None} for p in policies],
+        "layers": [shape | {"layer": n, "captured": n in layers} for n in range(max(layers) + 1)],
+        "requests": [request | {"request": r} for r in range(contexts)],
+        "options": {},
+        "open_loop": True,
+    }
+
+
+def _ledger(made, unit, policy, kv_heads, prompt, steps) -> None:
+    n = kv_heads * steps
+    pos = np.tile(prompt + np.arange(steps), kv_heads)
+    visible = pos + 1
+    held = np.full(n, 12) if "h2o" in policy else visible
+    read = np.minimum(8, visible) if "read=tokens" in policy else held
+    columns = dict.fromkeys((f.name for f in tables.LEDGER if not f.nullable), 0) | unit
+    columns |= {"kv_head": np.repeat(np.arange(kv_heads), steps), "step": np.tile(np.arange(steps), kv_heads), "pos": pos, "visible_tokens": visible}
+    columns |= {"held_tokens": held, "full_tokens": held, "read_tokens": read, "evicted_tokens": visible - held}
+    columns |= {"resident_bytes": held * ROW_BYTES, "read_bytes": read * ROW_BYTES, "index_bytes": visible * 8 if "quest" in policy else 0}
+    if "read=tokens" in policy:
+        columns |= {"asked": 8.0, "asked_unit": "tokens"}
+    made["ledger"].append(tables.table("ledger", columns))
+    if "hold=" in policy:
+        events = dict.fromkeys(("promoted", "demoted", "evicted", "aged_in", "requantised"), 0) | unit
+        events |= {n: columns[n] for n in ("kv_head", "step")} | {"hold_tokens": 12, "asked": 12.0, "asked_unit": "tokens"}
+        made["events"].append(tables.table("events", events))
+
+
+def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> None:
+    n = q_heads * steps
+    lost = np.zeros(n) if policy == FULL else rng.uniform(0.05, 0.5, n)
+    far, dense = rng.uniform(0.0005, 0.6, n), np.abs(np.sin(np.arange(n))) * 0.3  # the same dense attention under every policy
+    columns = dict.fromkeys((f.name for f in tables.HEADS if not f.nullable), 0.5) | unit | {"dense": False, "rounds": 0}
+    columns |= {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "role": np.tile(role, q_heads)}
+    columns |= {"mass_recall": 1 - lost, "mass_evicted": lost if "h2o" in policy else 0.0, "mass_unread": 0.0 if "h2o" in policy else lost}
+    columns |= {"mass_quant": (1 - lost) / 2 if "kivi" in policy else 0.0, "mass_host": 0.0, "learned_sink_mass": 0.0, "far_mass": far}
+    columns |= {"far_recall": np.where(far >= 1e-3, 1 - lost, np.nan), "rel_l2": lost * 2, "read_tokens": prompt if policy == FULL else 8}
+    if evidence:
+        columns |= {"evidence_dense": dense, "evidence_read": dense * (1 - lost), "evidence_mass": dense}
+    made["heads"].append(tables.table("heads", columns))
+
+
+def _curves(made, unit, rng, q_heads, pages, roles, evidence) -> None:
+    budgets = np.tile(np.arange(1, pages + 1), q_heads)
+    share = budgets / pages
+    for role in roles:
+        columns = dict.fromkeys((f.name for f in tables.CURVES if not f.nullable), 0.5) | unit
+        columns |= {"q_head": np.repeat(np.arange(q_heads), pages), "role": role, "pages": budgets, "tokens": budgets * 4}
+        columns |= {"union_pages_mean": budgets * 1.5, "read_bytes_mean": budgets * 4.0 * ROW_BYTES, "mass_recall_mean": share**0.5}
+        columns |= {"far_recall": share * rng.uniform(0.9, 1, len(share)), "rel_l2_mean": 1.01 - share, "rel_l2_p95": 1.02 - share}
+        made["curves"].append(tables.table("curves", columns | ({"evidence_recall": share} if evidence else {})))
+
+
+def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:
+    for head in range(q_heads):
+        rows = {"kv_head": [head // group] * steps, "q_head": [head] * steps, "step": list(range(steps)), "page_size": [4] * steps}
+        rows["pages"] = [sorted({*rng.choice((prompt + s) // 4, 1).tolist(), (prompt + s) // 4}) for s in range(steps)]
+        made["plans"].append(tables.table("plans", rows | unit))
+
+
+def _tiers(made, unit, policy, kv_heads, prompt, steps) -> None:
+    for head in range(kv_heads):
+        if "kivi" in policy:
+            at, runs = [-1], [[_run(0, prompt - 8, 1), _run(prompt - 8, prompt, 2)]]
+        else:
+            at, runs = list(range(-1, steps)), [[_run(0, prompt - 12, 0), _run(prompt - 12, prompt, 2)]]
+            runs += [[_run(prompt - 12 + s, prompt - 11 + s, 0)] for s in range(steps)]  # only what changed
+        made["tiers"].append(tables.table("tiers", {"kv_head": [head] * len(at), "step": at, "runs": runs} | unit))
+
+
+def _run(start: int, stop: int, tier: int) -> dict[str, int | None]:
+    return {"start": start, "stop": stop, "tier": tier, "level": None}
