@@ -92,20 +92,29 @@ EVENTS = _schema(
     {"churn": _f32, "hold_tokens": _i32, "asked": _f64, "asked_unit": _text},
 )
 
+# What is 0 in a run without a host tier, a disk tier or shards.
+UNUSED = ("host_tokens", "mass_host", "host_resident_bytes", "ssd_resident_bytes", "host_read_bytes", "ssd_read_bytes") + (
+    "moved_in_bytes",
+    "moved_out_bytes",
+    "collective_bytes",
+)
 RUN_TABLES: dict[str, pa.Schema] = {"ledger": LEDGER, "heads": HEADS, "curves": CURVES, "plans": PLANS, "tiers": TIERS, "events": EVENTS}
 
 
 def table(name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None) -> pa.Table:
     """Columns (numpy arrays, lists, or one scalar for all rows) -> a run table of that name; NaN is null where null is allowed.
+    A column that is left out or None is null where null is allowed, and 0 if it is one of UNUSED.
 
-    Raises pyarrow.ArrowInvalid when a column does not fit its type."""
+    Raises pyarrow.ArrowInvalid when a column does not fit its type, KeyError when a required one is missing."""
     schema = schema or RUN_TABLES[name]
     rows = next(len(c) for c in columns.values() if not np.isscalar(c) and c is not None)
     arrays = []
     for f in schema:
         x = columns.get(f.name)
+        if x is None and not f.nullable and f.name not in UNUSED:
+            raise KeyError(f"{name}: no column {f.name}")
         if x is None:
-            arrays.append(pa.nulls(rows, f.type))
+            arrays.append(pa.nulls(rows, f.type) if f.nullable else pa.repeat(pa.scalar(0, f.type), rows))
         elif pa.types.is_dictionary(f.type):
             arrays.append(pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [x]))
         elif np.isscalar(x):

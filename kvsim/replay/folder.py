@@ -1,0 +1,123 @@
+"""A run directory while it is written: OUT.partial, which a rerun of the same replay goes on with, and which becomes OUT."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvsim.errors import WrongUse
+from kvsim.replay.parts import merge
+
+BEGUN = "begun.json"  # what OUT.partial is a part of; run.json once it is complete
+
+
+class Draft:
+    """OUT.partial: begun.json, the parts of finished tasks, and a lock held by the one process that writes."""
+
+    def __init__(self, out: Path, about: dict[str, Any]) -> None:
+        self.out, self.path = out, partial(out)
+        self.parts = self.path / "parts"
+        self.about = about
+
+    def __enter__(self) -> Draft:
+        """Raises WrongUse when OUT.partial belongs to another replay or another process is writing it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / "lock").open("w")
+        if not _locked(self._lock.fileno()):
+            self._lock.close()
+            raise WrongUse(f"{self.path}: another replay is writing it; wait for it, or choose another -o")
+        begun = self.path / BEGUN
+        try:
+            if begun.is_file():
+                self._same(json.loads(begun.read_text("utf-8")))
+            elif any(p.name != "lock" for p in self.path.iterdir()):
+                raise WrongUse(f"{self.path}: not a replay that can go on; choose another -o, or delete it")
+            else:
+                write_json(begun, self.about)
+            self.parts.mkdir(exist_ok=True)
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        """What nothing was done in leaves nothing behind."""
+        if self.path.is_dir() and not any(self.parts.glob("[!.]*")):
+            shutil.rmtree(self.path)
+        self._lock.close()
+
+    def finish(self, tasks: list[tuple[int, int]], ids: list[str]) -> None:
+        """The parts become OUT, at once and whole."""
+        whole = self.path / "run"
+        shutil.rmtree(whole, ignore_errors=True)
+        whole.mkdir()
+        merge(self.parts, whole, tasks, ids)
+        write_json(whole / "run.json", self.about)
+        _sync(whole)
+        whole.rename(self.out)
+        _sync(self.out.parent)
+        shutil.rmtree(self.path)
+
+    def _same(self, begun: dict[str, Any]) -> None:
+        """Goes on only with what was begun by the same version, for the same trace, policies and options."""
+        before, now = _identity(begun), _identity(self.about)
+        if differ := [k for k in now if before.get(k) != now[k]]:
+            raise WrongUse(
+                f"{self.path}: begun with another {', another '.join(differ)}; repeat that replay to finish it, choose another -o,"
+                " or delete it"
+            )
+        self.about = begun
+
+
+def partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    aside = file.with_name(f".{file.name}")
+    with aside.open("w", encoding="utf-8") as f:
+        json.dump(content, f, indent=1, ensure_ascii=False)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+    aside.replace(file)
+
+
+def _identity(about: dict[str, Any]) -> dict[str, Any]:
+    """All that the tables depend on, by the name a user knows it by."""
+    trace, options = about.get("trace") or {}, about.get("options") or {}
+    policies = [(p.get("id"), p.get("version"), p.get("role"), p.get("beside")) for p in about.get("policies") or []]
+    names = {"policies": "set of policies (-p, --baselines)", "kvsim": "version of kvsim", "kv_dtype": "--kv-dtype"}
+    return {
+        "trace": trace.get("sha256"),
+        names["kvsim"]: about.get("kvsim"),
+        names["policies"]: policies,
+        names["kv_dtype"]: about.get("kv_dtype"),
+    } | {f"--{name}": options.get(name) for name in ("requests", "layers", "steps", "plans", "allocator")}
+
+
+def _locked(handle: int) -> bool:
+    """Whether this process now holds the file; the lock ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Makes renames inside a folder survive a power cut, where the system can."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

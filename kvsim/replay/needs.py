@@ -1,0 +1,65 @@
+"""What policies need and the trace does not have, refused by name: the policy, the need, the capture option that records it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvsim.errors import WrongUse
+from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Request
+from kvsim.policies import allocate
+from kvsim.policies.parameters import written
+from kvsim.policies.protocol import Chain
+from kvsim.replay.asked import Asked, jobs_of, spans
+from kvsim.trace.open import Supply, Trace
+
+
+def check_needs(trace: Trace, asked: Asked) -> None:
+    """Every policy in every (request, layer). Raises WrongUse for the first thing that cannot be supplied."""
+    for r in asked.requests:
+        for layer in asked.layers:
+            supply = trace.supplies(r, layer)
+            for entry in asked.entries:
+                for job in jobs_of(entry.policy, layer):
+                    chain = allocate.for_layer(job.chain, layer)
+                    for problem in lacking(chain, asked, r, layer, supply):
+                        raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
+                    allocate.hold_limit(chain.part("keep"), r.prompt - layer.first_visible(r.prompt - 1), r, layer)
+
+
+def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
+    """What a chain cannot be given in one (request, layer), in words."""
+    for part in chain.parts:
+        for need in sorted(part.needs, key=str):
+            if problem := _missing(need, asked, r, layer, supply):
+                yield f"{type(part).__name__} needs {need}: {problem}"
+    if supply.contiguous:
+        return
+    gaps = f"the steps captured have gaps ({spans(supply.steps[:4].tolist())}, ...); capture with {ATTENTION.option}"
+    for part in chain.parts:
+        if (refresh := getattr(part, "refresh", 1)) != 1:
+            yield f"{type(part).__name__}(refresh={written(refresh)}) counts every decode step: {gaps}"
+        if getattr(part, "codecs", None):
+            yield f"{type(part).__name__} codes rows at every decode step: {gaps}"
+
+
+def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply) -> str | None:
+    """Why a need is not met, and the option that would meet it; None when it is."""
+    if need.name == "window":
+        rows = min(need.rows, r.prompt)
+        problem = f"the last {rows} prompt queries, the window captured has {supply.window_rows}" if supply.window_rows < rows else ""
+    elif need == ATTENTION:
+        some = spans(supply.steps[:4].tolist())
+        problem = "" if supply.contiguous else f"every decode step in turn, and the steps captured have gaps ({some}, ...)"
+    elif need == ALL_LAYERS:
+        there = {x.id for x in asked.layers}
+        problem = f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
+    elif need in (TRUTH, FUTURE):
+        problem = ""
+    else:
+        tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm}
+        what = {PREFILL_MASS: "the prefill table is", K_PRE: "keys before RoPE are", WO_NORM: "the values table is"}
+        if need not in tables:
+            return "no trace has it"
+        problem = "" if tables[need] else f"{what[need]} not in the trace"
+    return f"{problem}; capture with {need.option}" if problem else None
+

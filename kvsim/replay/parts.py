@@ -1,0 +1,96 @@
+"""The parts of an unfinished run: a folder for each finished (request, layer), and how they become the tables of the run.
+
+A part holds one Arrow file per table with one batch per policy, without the policy's name: it is written once, by its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvsim.tables import RUN_TABLES
+
+ALWAYS = ("ledger", "heads")
+ROWS = 1 << 16  # at least so many rows make a row group, while there are more of the same policy
+
+
+def write_part(parts: Path, task: tuple[int, int], found: Sequence[dict[str, pa.Table]]) -> None:
+    """Tables of every policy -> a folder that appears whole or not at all."""
+    aside = parts / f".{folder(task)}.{os.getpid()}"
+    aside.mkdir()
+    for name, schema in RUN_TABLES.items():
+        bare = schema.remove(schema.get_field_index("policy"))
+        if any(name in by_name for by_name in found):
+            with (aside / f"{name}.arrow").open("wb") as f, pa.ipc.new_file(f, bare) as writer:
+                for by_name in found:
+                    rows = by_name[name].drop_columns(["policy"]) if name in by_name else bare.empty_table()
+                    writer.write_batch(rows.combine_chunks().to_batches()[0] if rows.num_rows else _nothing(bare))
+                f.flush()
+                os.fsync(f.fileno())
+    if (parts / folder(task)).exists():
+        shutil.rmtree(aside)
+    else:
+        aside.rename(parts / folder(task))
+
+
+def folder(task: tuple[int, int]) -> str:
+    return f"request={task[0]},layer={task[1]}"
+
+
+def finished(parts: Path, tasks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The tasks whose part is there; what a killed worker left behind is removed."""
+    for left in parts.glob(".*"):
+        shutil.rmtree(left)
+    return [task for task in tasks if (parts / folder(task)).is_dir()]
+
+
+def read_part(parts: Path, task: tuple[int, int], name: str, place: int) -> pa.Table:
+    """The rows of the policy at `place` in one table of a part, or none."""
+    file = parts / folder(task) / f"{name}.arrow"
+    schema = RUN_TABLES[name]
+    bare = schema.remove(schema.get_field_index("policy"))
+    if not file.exists():
+        return bare.empty_table()
+    with pa.memory_map(str(file)) as f:
+        return pa.Table.from_batches([pa.ipc.open_file(f).get_batch(place)])
+
+
+def merge(parts: Path, into: Path, tasks: Sequence[tuple[int, int]], ids: Sequence[str]) -> None:
+    """All parts -> the Parquet tables of a run: by policy as asked, then by task; a table without rows is not written."""
+    for name, schema in RUN_TABLES.items():
+        if name not in ALWAYS and not any((parts / folder(task) / f"{name}.arrow").exists() for task in tasks):
+            continue
+        file = into / f"{name}.parquet"
+        with file.open("wb") as f:
+            with pq.ParquetWriter(f, schema, compression="zstd") as writer:
+                for group in _groups(parts, tasks, ids, name, schema):
+                    writer.write_table(group, row_group_size=max(1, group.num_rows))
+            f.flush()
+            os.fsync(f.fileno())
+
+
+def _groups(parts: Path, tasks: Sequence[tuple[int, int]], ids: Sequence[str], name: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Row groups: the rows of one policy, cut between tasks."""
+    for place in range(len(ids)):
+        waiting: list[pa.Table] = []
+        for task in tasks:
+            waiting.append(read_part(parts, task, name, place))
+            if sum(t.num_rows for t in waiting) >= ROWS:
+                yield _named(pa.concat_tables(waiting), place, ids, schema)
+                waiting = []
+        if sum(t.num_rows for t in waiting):
+            yield _named(pa.concat_tables(waiting), place, ids, schema)
+
+
+def _named(rows: pa.Table, place: int, ids: Sequence[str], schema: pa.Schema) -> pa.Table:
+    policy = pa.DictionaryArray.from_arrays(np.full(rows.num_rows, place, np.int32), pa.array(ids, pa.string()))
+    return rows.combine_chunks().add_column(schema.get_field_index("policy"), schema.field("policy"), policy)
+
+
+def _nothing(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)

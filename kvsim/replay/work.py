@@ -1,0 +1,105 @@
+"""One (request, layer) of a replay: its arrays, the engine, its tables, written as one part."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from kvsim import tables
+from kvsim.engine.run import run_layer
+from kvsim.engine.source import Source
+from kvsim.errors import KvsimError
+from kvsim.geometry import Layer
+from kvsim.kernels.numbers import to_float32
+from kvsim.policies.protocol import Part
+from kvsim.replay.asked import Asked, jobs_of
+from kvsim.replay.laws import check_laws
+from kvsim.replay.parts import write_part
+from kvsim.trace.open import Lane, Trace
+
+Task = tuple[int, int]  # request, layer
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What every worker is given once."""
+
+    trace: Trace
+    asked: Asked
+    parts: Path
+    strict: bool = False
+
+    def do(self, task: Task) -> None:
+        """Replays one task and writes its part. Raises KvsimError, whatever went wrong."""
+        request = next(r for r in self.asked.requests if r.id == task[0])
+        layer = next(x for x in self.asked.layers if x.id == task[1])
+        try:
+            with threadpool_limits(1, user_api="blas"):
+                found = self._tables(source_of(self.trace.lane(request, layer)), layer)
+            if self.strict:
+                for entry, by_name in zip(self.asked.entries, found, strict=True):
+                    check_laws(entry.policy, layer, by_name)
+            write_part(self.parts, task, found)
+        except KvsimError:
+            raise
+        except Exception as e:
+            raise KvsimError(f"request {task[0]}, layer {task[1]}: {_blamed(e)}{type(e).__name__}: {_line(e)}") from e
+
+    def _tables(self, source: Source, layer: Layer) -> list[dict[str, pa.Table]]:
+        """Of every policy, its tables that have rows."""
+        jobs = [jobs_of(entry.policy, layer) for entry in self.asked.entries]
+        results = iter(
+            run_layer(
+                source, [j for mine in jobs for j in mine], steps=self.asked.steps, plans=self.asked.plans, allocator=self.asked.allocator
+            )
+        )
+        at = {"request": source.request.id, "layer": layer.id}
+        found = []
+        for entry, mine in zip(self.asked.entries, jobs, strict=True):
+            parts: dict[str, list[pa.Table]] = {}
+            for _ in mine:
+                for name, pieces in next(results).items():
+                    parts.setdefault(name, []).extend(tables.table(name, piece | at | {"policy": entry.policy.id}) for piece in pieces)
+            found.append({name: pa.concat_tables(pieces) for name, pieces in parts.items() if any(p.num_rows for p in pieces)})
+        return found
+
+
+def source_of(lane: Lane) -> Source:
+    """The arrays of a trace as the engine takes them."""
+    return Source(
+        layer=lane.layer,
+        request=lane.request,
+        k=lane.k,
+        v=lane.v,
+        steps=lane.steps,
+        t=lane.t,
+        q=_float32(lane.q),
+        window_q=_float32(lane.window_q),
+        k_pre=lane.k_pre,
+        mass=lane.mass,
+        wo_norm=lane.wo_norm,
+    )
+
+
+def _float32(raw: NDArray[Any]) -> NDArray[np.float32]:
+    return to_float32(raw.reshape(-1, raw.shape[-1])).reshape(raw.shape)
+
+
+def _blamed(error: Exception) -> str:
+    """The policy whose code raised it, if it was a policy's."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        part = frame.f_locals.get("self")
+        if isinstance(part, Part):
+            return f"{type(part).__name__} ({Path(frame.f_code.co_filename).name}, line {line}): "
+    return ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or "no message"
