@@ -147,26 +147,23 @@ class _Planted:
 
 def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str) -> _Planted:
     """Keys, queries and values of every position."""
-    heads, group, dim, total = layer.kv_heads, layer.group, layer.key_dim, r.total
-    rotated, pos, needle = dim // 4 * 2, np.arange(total), r.evidence_mask()
-    turn = replace(layer, rope=_rope(dim)).rotate
-    asked, spread = r.roles > CONTEXT, max(1, dim - rotated - 2)
-    k_pre, k, v = np.zeros((heads, total, dim)), np.empty((heads, total, dim)), rng.normal(size=(heads, total, layer.value_dim))
-    q = np.zeros((total, layer.q_heads, dim))
-    for h in range(heads):
-        axes = np.linalg.qr(rng.normal(size=(dim - rotated,) * 2))[0]
-        content = rng.normal(size=(total, dim - rotated)) @ np.diag([0, 0] + [1] * (dim - rotated - 2)) @ axes
-        content[0] += LENGTH * axes[0]
-        content[needle] += LENGTH * axes[1]
-        k_pre[h] = np.hstack([np.ones((total, rotated)), content])
+    group, dim, total = layer.group, layer.key_dim, r.total
+    rotated, pos, needle, turn = dim // 4 * 2, np.arange(total), r.evidence_mask(), replace(layer, rope=_rope(dim)).rotate
+    noisy, asked = dim - rotated - 2, r.roles > CONTEXT
+    k_pre, k = np.empty((layer.kv_heads, total, dim)), np.empty((layer.kv_heads, total, dim))
+    q, v = np.empty((total, layer.q_heads, dim)), rng.normal(size=(layer.kv_heads, total, layer.value_dim))
+    v[:, needle] += 3
+    for h in range(layer.kv_heads):
+        axes = np.linalg.qr(rng.normal(size=(dim - rotated,) * 2))[0]  # rows: sink, needle, noise ...
+        strength = np.column_stack([LENGTH * (pos == 0), LENGTH * needle, rng.normal(size=(total, noisy))])
+        k_pre[h] = np.hstack([np.ones((total, rotated)), strength @ axes])
         k[h] = turn(k_pre[h], pos)
-        v[h, needle] += 3
         for head in range(h * group, (h + 1) * group):
             to_recent, to_sink = np.log(total) + rng.uniform((-1, 0), (0, 2))
-            to_needle = (np.log(total / max(1, needle.sum())) + rng.uniform(4, 5)) * asked
-            noise = rng.normal(size=(total, dim - rotated - 2)) / np.sqrt(spread)
-            along = np.hstack([np.full((total, 1), to_sink) / LENGTH, to_needle[:, None] / LENGTH, noise]) @ axes
-            q[:, head] = turn(np.hstack([np.full((total, rotated), to_recent / rotated), along]), pos) / layer.scale
+            to_needle = asked * (np.log(total / max(1, needle.sum())) + rng.uniform(3, 4))
+            noise = rng.normal(size=(total, noisy)) / np.sqrt(max(1, noisy))
+            strength = np.column_stack([np.full(total, to_sink / LENGTH), to_needle / LENGTH, noise])
+            q[:, head] = turn(np.hstack([np.full((total, rotated), to_recent / rotated), strength @ axes]), pos) / layer.scale
     w_o = rng.normal(size=(layer.q_heads, HIDDEN, layer.value_dim)) / np.sqrt(layer.value_dim)
     v_raw = narrow(v, dtype)
     wo_norm = np.stack([np.abs(widen(v_raw[i // group]) @ w_o[i].T).sum(axis=1) for i in range(layer.q_heads)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +49,8 @@ def _files(trace: Trace) -> Iterator[str]:
     on_disk = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} - {"manifest.json", "journal.jsonl"}
     for name in sorted(on_disk - set(files)):
         yield f"{root / name}: not listed in the manifest, so never read; remove it"
-    journal = root / "journal.jsonl"
-    if not trace.partial and journal.exists():
-        closed = read_journal(journal, journal.read_bytes())
-        for name, entry in files.items():
-            if any(closed.get(name, {}).get(key) != entry.get(key) for key in ("bytes", "sha256", "rows")):
-                yield f"{journal}: it does not say of {name} what manifest.json says: one of them was altered; {AGAIN}"
+    if not trace.partial and (root / "journal.jsonl").exists():
+        yield from _journal(root / "journal.jsonl", files)
     lanes = {(r.id, layer.id) for r in trace.requests for layer in trace.captured_layers}
     for (table, request, layer), segments in trace.folder.segments.items():
         if table not in ("requests", "layers") and (request, layer) not in lanes and not trace.partial:
@@ -62,14 +59,26 @@ def _files(trace: Trace) -> Iterator[str]:
             yield from _layout(s, table)
 
 
+def _journal(file: Path, files: dict[str, Any]) -> Iterator[str]:
+    try:
+        closed = read_journal(file, file.read_bytes())
+    except BadTrace as e:
+        yield str(e)
+        return
+    for name, entry in files.items():
+        if any(closed.get(name, {}).get(key) != entry.get(key) for key in ("bytes", "sha256", "rows")):
+            yield f"{file}: it does not say of {name} what manifest.json says: one of them was altered; {AGAIN}"
+
+
 def _layout(s: Segment, table: str) -> Iterator[str]:
-    for group in (s.footer.row_group(g) for g in range(s.footer.num_row_groups)):
-        if table == "kv" and group.num_rows > ROWS:
-            yield f"{s}: a row group of {group.num_rows} rows; expected at most {ROWS}, write it in several segments"
-        for name in (n for n in s.columns if s.byte_width(n)):
-            odd = set(group.column(s.leaf(name)).encodings) - {"PLAIN", "RLE", "BIT_PACKED"}
-            if odd:
-                yield f"{s}: the column {name!r} is encoded as {', '.join(sorted(odd))}; expected PLAIN, which every reader has"
+    groups = [s.footer.row_group(g) for g in range(s.footer.num_row_groups)]
+    rows = max((g.num_rows for g in groups), default=0)
+    if table == "kv" and rows > ROWS:
+        yield f"{s}: a row group of {rows} rows; expected at most {ROWS}, write it in several segments"
+    for name in (n for n in s.columns if s.byte_width(n)):
+        odd = {e for g in groups for e in g.column(s.leaf(name)).encodings} - {"PLAIN", "RLE", "BIT_PACKED"}
+        if odd:
+            yield f"{s}: the column {name!r} is encoded as {', '.join(sorted(odd))}; expected PLAIN, which every reader has"
 
 
 def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:

@@ -157,8 +157,9 @@ def _draft(layers: Segment) -> dict[str, Any]:
 def _checked(root: Path, name: str, entry: Any, lister: str) -> Path:
     """The file of a listed path: inside the trace, there, of the listed size."""
     path = root / name
-    if name.startswith("/") or "\\" in name or ".." in name.split("/") or not path.resolve().is_relative_to(root.resolve()):
-        raise BadTrace(f"{path}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
+    strange = name.startswith("/") or "\0" in name or ".." in re.split(r"[/\\]", name)
+    if strange or not path.resolve().is_relative_to(root.resolve()):
+        raise BadTrace(f"{root}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
     if not path.is_file():
         raise BadTrace(f"{path}: the {lister} lists it and it is missing; {AGAIN}")
     size, listed = path.stat().st_size, entry.get("bytes") if isinstance(entry, dict) else None
