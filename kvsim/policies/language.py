@@ -168,8 +168,10 @@ def parse_policy(policy: str | Part | Chain | Policy, base: str | Path | None = 
     """An expression, or @FILE.toml (relative to `base`), or what Python made of it -> the policy to replay."""
     if isinstance(policy, Policy):
         return policy
-    if not isinstance(policy, str):
+    if isinstance(policy, (Part, Chain)):
         return Policy(complete(policy))
+    if not isinstance(policy, str):
+        raise WrongUse(f"{_short(str(policy))}: expected a policy, {EXAMPLE}")
     return _read_file(Path(base or ".") / policy[1:]) if policy.startswith("@") else Policy(parse(policy))
 
 
@@ -188,7 +190,7 @@ def _read_file(path: Path) -> Policy:
         book = tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise WrongUse(f"{where}: {e.strerror or e}") from None
-    except ValueError as e:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as e:  # not TOML, or not UTF-8
         raise WrongUse(f"{where}: not a TOML file: {e}") from None
     for key in book:
         if key not in ("default", "layers", "heads"):
@@ -199,19 +201,25 @@ def _read_file(path: Path) -> Policy:
 
 
 def _assembled(name: str, where: str, default: Any, layers: Any, heads: Any) -> Policy:
+    """Expressions by layer, and by layer and head -> the policy; what says the same as without it is left out."""
     chain = _chain(f"{where}, default", default)
     of_layer = {n: c for n, c in _spread(f"{where}, [layers]", layers).items() if c != chain}
-    of_head = []
+    of_head: dict[int, dict[int, Chain]] = {}
     for key, table in _table(f"{where}, [heads]", heads).items():
+        here = f"{where}, [heads.{key}]"
+        own = _spread(here, table)
         for layer in _numbers(f"{where}, [heads]", key):
-            here, rest = f"{where}, [heads.{layer}]", of_layer.get(layer, chain)
-            own = _spread(here, table)
-            for keep in (c.part("keep") for c in (rest, *own.values())):
+            if layer in of_head:
+                raise WrongUse(f"{here}: layer {layer} is named twice")
+            rest = of_layer.get(layer, chain)
+            for keep in (type(c.part("keep")) for c in (rest, *own.values())):
                 if keep.joint:
-                    of = type(keep).__name__
-                    raise WrongUse(f"{here}: the kv heads of {of} decide together; give layer {layer} one policy in [layers]")
-            of_head += [(layer, head, c) for head, c in own.items() if c != rest]
-    return Policy(chain, name, tuple(sorted(of_layer.items())), tuple(sorted(of_head, key=lambda x: x[:2])))
+                    raise WrongUse(
+                        f"{here}: the kv heads of {keep.__name__} decide together; give the layer one policy in [layers]"
+                    )
+            of_head[layer] = {head: c for head, c in own.items() if c != rest}
+    by_head = ((layer, head, c) for layer, own in sorted(of_head.items()) for head, c in sorted(own.items()))
+    return Policy(chain, name, tuple(sorted(of_layer.items())), tuple(by_head))
 
 
 def _spread(where: str, table: Any) -> dict[int, Chain]:

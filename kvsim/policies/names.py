@@ -14,7 +14,7 @@ from types import ModuleType
 
 from kvsim.errors import WrongUse
 from kvsim.policies.parameters import unknown
-from kvsim.policies.protocol import Part
+from kvsim.policies.protocol import KINDS, Part
 from kvsim.units import READ_UNITS
 
 PACKAGES = {"policy": ("keep", "store", "read"), "index": ("index",)}
@@ -91,5 +91,7 @@ def _acceptable(path: Path, name: str, cls: type) -> None:
     taken = {u.__name__: u.__module__ for u in READ_UNITS} | names("policy") | names("index")
     if name in taken:
         raise WrongUse(f"policy file {path}: {name!r} is already the name of {taken[name]}.{name}; give it another")
+    if issubclass(cls, Part) and cls.kind not in KINDS:
+        raise WrongUse(f"policy file {path}: {name} must extend Keep, Store or Read")
     if "__dataclass_params__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
         raise WrongUse(f"policy file {path}: {name} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)")

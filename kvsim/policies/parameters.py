@@ -23,9 +23,8 @@ class Checked(type):
     def __call__(cls, *args: Any, preset: str | None = None, **given: Any) -> Any:
         name, known = cls.__name__, parameters(cls)
         if args:
-            raise WrongUse(
-                f"{name}({written(args[0])}): parameters are given by name, such as {name}({next(iter(known), '')}=...)"
-            )
+            named = f"given by name, such as {name}({next(iter(known))}=...)" if known else "none"
+            raise WrongUse(f"{name}({written(args[0])}): its parameters are {named}")
         for parameter in given:
             if parameter not in known:
                 unknown(f"parameter of {name}", parameter, known)
@@ -45,7 +44,8 @@ def expect(part: object, parameter: str, holds: bool, what: str) -> None:
 
 
 def written(value: Any) -> str:
-    """A value as the language writes it, so that it parses back: dataclasses as calls, defaults included; 1.0 is 1."""
+    """A value as the language writes it, so that it parses back: dataclasses as calls, defaults included
+    (those of fields with repr=False left out); 1.0 is 1."""
     if type(value) in READ_UNITS:
         first, *rest = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
         shown = [written(first[1])] + [f"{f.name}={written(x)}" for f, x in rest]
@@ -73,7 +73,7 @@ def parameters(cls: type) -> dict[str, tuple[Any, bool]]:
     """{name: (type, required)} of a dataclass, in the order of its fields; a default of None that the type does not name is none."""
     try:
         hints = typing.get_type_hints(cls)
-    except NameError:  # a type that its author imports for the type checker only
+    except (AttributeError, NameError, TypeError):  # a type that its author has for the type checker only
         hints = {}
     given = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
     taken = {p.name: (hints.get(p.name, Any), p.default) for p in given}

@@ -278,7 +278,8 @@ REFUSED = {
     "random_read(read=tokens(1), seed=-1)": "random_read(seed=-1): expected 0 or more",
     "everything(page=0)": "everything(page=0): expected a page size of 1 token or more",
     # shape
-    "quest(tokens(3))": "quest(tokens(3)): parameters are given by name, such as quest(read=...)",
+    "quest(tokens(3))": "quest(tokens(3)): its parameters are given by name, such as quest(read=...)",
+    "full(3)": "full(3): its parameters are none",
     "quest(read=tokens(1), read=tokens(2))": "quest: read= is given twice",
     "quest(**x)": "quest(**...): parameters are given one by one, as parameter=value",
     "quest(*x)": f"'*x': {LITERAL}",

@@ -109,6 +109,9 @@ REFUSED = {
         "class middle", "class boxes"
     ): "'boxes' is already the name of kvsim.policies.index.boxes.boxes; give it another",
     NEWEST.replace("frozen=True, ", ""): "newest must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)",
+    NEWEST.replace("newest(Keep)", "newest(Part)").replace(
+        "import Hold,", "import Hold, Part,"
+    ): "newest must extend Keep, Store or Read",
     "from kvsim.policies.protocol import Keep\nclass newest(Keep): pass": "newest must be a frozen dataclass",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -96,10 +97,11 @@ REFUSED = {
     "a hold budget is one of tokens(), share(), kib(), mib(), for example tokens(512)",
     'default = "full()"\n[layers]\n"0" = "full()"\n"0-1" = "full()"': 'policy file {path}, [layers] "0-1": 0 is named twice',
     'default = "full()"\n[heads]\n"3" = "full()"': 'policy file {path}, [heads.3]: expected a table, with lines such as "0,1" = "EXPRESSION"',
+    'default = "full()"\n[heads.1-3]\n0 = "kivi()"\n[heads.2]\n1 = "kivi()"': "policy file {path}, [heads.2]: layer 2 is named twice",
     'default = "full()"\n[heads.17]\n"3" = "tova(hold=tokens(9))"': "policy file {path}, [heads.17]: the kv heads of tova decide together; "
-    "give layer 17 one policy in [layers]",
+    "give the layer one policy in [layers]",
     'default = "tova(hold=tokens(9))"\n[heads.17]\n"3" = "full()"': "policy file {path}, [heads.17]: the kv heads of tova decide together; "
-    "give layer 17 one policy in [layers]",
+    "give the layer one policy in [layers]",
 }
 
 
@@ -115,8 +117,16 @@ def test_files_that_are_none(tmp_path):
     for name, why in (("gone.toml", "No such file"), ("latin.toml", "not a TOML file"), ("", "directory")):
         with pytest.raises(WrongUse, match=f"policy file .*{name}: .*{why}"):
             parse_policy(f"@{name}", tmp_path)
-    with pytest.raises(WrongUse, match="not a TOML file"):
-        saved(tmp_path, "default = ")
+    for text in ("default = ", "default = " + "[" * 9000):
+        with pytest.raises(WrongUse, match="not a TOML file"):
+            saved(tmp_path, text)
+
+
+def test_what_is_no_policy_is_refused():
+    others: list[Any] = [3, None, kvsim.full]
+    for other in others:
+        with pytest.raises(WrongUse, match="expected a policy, for example"):
+            parse_policy(other)
 
 
 def test_python_keys_are_checked_too():
