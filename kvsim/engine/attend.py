@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from kvsim.engine.bank import Record
 from kvsim.engine.reads import CHUNK, Pages, Picked, pages_of
-from kvsim.engine.source import Source
+from kvsim.engine.source import NO_SINK, Source
 from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
-from kvsim.kernels.dense import NONE, ROWS, TILE
+from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 
-PAGE = 16  # pages whose sums give the dense denominator; divides TILE
 TOP = 64
 HEAD_TOKENS, NEAR_TOKENS = 4, 64  # what `far` leaves out at both ends
 
@@ -40,6 +39,7 @@ class Dense:
     head: int
     index: Ints
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
+    _mass: dict[int, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         src, lay = self.source, self.source.layer
@@ -51,16 +51,14 @@ class Dense:
         self.flags = ((pos <= self.t[:, None]) & (pos >= self.first[:, None])).view(np.uint8)
         self.every = self.flags.all(0).view(np.uint8)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
-        self.dots = kernel.products(keys, self.q, np.empty((len(keys), len(self.q)), np.float32))
-        self.sink = np.full(len(self.q), -1e300)
+        self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
-        peak, mass = self.stats(PAGE)
-        bent = src.bend(peak.astype(np.float64))
-        bent[peak <= NONE] = -np.inf
-        top = np.maximum(bent.max(0), self.sink)
-        top[self.rows :] = 0
-        z = (mass * np.exp2(bent - top)).sum(0) + np.exp2(self.sink - top)
-        self.lse = top + np.log2(np.maximum(z, 1e-300))
+        self.dots = np.empty((len(keys), len(self.q)), np.float32)
+        peak, mass = np.empty((2, len(keys) // PAGE, len(self.q)), np.float32)
+        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, self.dots, peak, mass)
+        self._stats[PAGE] = peak, mass
+        self.lse = np.empty(len(self.q))
+        kernel.denominator(peak, mass, self.sink, np.float32(src.unit), np.float32(src.cap), self.lse)
         self.sink_mass = np.exp2(self.sink - self.lse)[: self.rows]
 
     def stats(self, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -72,36 +70,25 @@ class Dense:
 
     def page_mass(self, size: int) -> Floats:
         """f64[R, P]: dense probability of every page of the grid."""
-        peak, mass = self.stats(size)
-        bent = self.source.bend(peak.astype(np.float64))
-        return np.ascontiguousarray(np.where(peak > NONE, mass * np.exp2(np.minimum(bent - self.lse, 0)), 0.0).T[: self.rows])
+        if size not in self._mass:
+            peak, mass = self.stats(size)
+            self._mass[size] = np.empty((self.rows, len(peak)))
+            unit, cap = np.float32(self.source.unit), np.float32(self.source.cap)
+            kernel.probability(peak, mass, self.lse, unit, cap, np.empty((0, 0), np.float32), self._mass[size])
+        return self._mass[size]
 
     @cached_property
     def out(self) -> Floats:
         """f64[R, dv]: the attention output."""
-        values, src = self.source.whole("v", self.head), self.source
-        total, w = np.zeros((len(self.q), values.shape[1])), np.empty((TILE, len(self.q)), np.float32)
-        for x in range(0, len(values), TILE):
-            if self.flags[:, x : x + TILE].any():
-                kernel.weights(
-                    self.dots[x : x + TILE], self.flags[:, x : x + TILE], self.every[x : x + TILE], self.group,
-                    np.float32(src.unit), np.float32(src.cap), self.lse.astype(np.float32), w,
-                )  # fmt: skip
-                total += w.T @ values[x : x + TILE]
-        fine = np.exp2(self.lse.astype(np.float32) - self.lse)  # the weights were taken against the rounded denominator
-        return (total * fine[:, None])[: self.rows]
+        src = self.source
+        values = src.whole("v", self.head)
+        return kernel.output(self.dots, values, self.flags, self.every, self.group, src.unit, src.cap, self.lse)[: self.rows]
 
     @cached_property
     def top(self) -> tuple[NDArray[np.int32], Ints]:
         """(positions i32[R, 64], how many i64[R]): the tokens of highest logit, ties to the lower position."""
-        peak, _ = self.stats(PAGE)
-        start = np.arange(0, len(self.dots) + 1, PAGE)
-        keys = self.source.whole("k", self.head)
-        longest = float(np.sqrt(np.einsum("td,td->t", keys, keys, dtype=np.float64).max()))
-        error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(self.q, axis=1) * longest
-        best, count = np.zeros((len(self.q), TOP), np.int32), np.zeros(len(self.q), np.int64)
-        floor = kernel.floors(peak, TOP, error.astype(np.float32))
-        kernel.top_tokens(self.dots, self.flags, self.every, start, peak, floor, keys, self.q, self.group, best, np.empty(best.shape), count)
+        keys, longest = self.source.whole("k", self.head), self.source.longest_key(self.head)
+        best, count = kernel.best_tokens(self.dots, self.flags, self.every, self.stats(PAGE)[0], keys, self.q, self.group, longest, TOP)
         return best[: self.rows], count[: self.rows]
 
     @cached_property
@@ -117,8 +104,7 @@ class Dense:
         """f64[R]: dense probability on low[i] <= position < high[i], clipped to what is visible."""
         out = np.zeros(len(self.q))
         low, high = np.maximum(low, self.first), np.minimum(high, self.t + 1)
-        page = np.ascontiguousarray(self.page_mass(PAGE).T.astype(np.float32))
-        kernel.range_mass(self.dots, page, PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out)
+        kernel.range_mass(self.dots, self.page_mass(PAGE), PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out)
         return out[: self.rows]
 
     @cached_property

@@ -93,11 +93,12 @@ class Bank:
         self.pos[:, : self.n][~self.valid[:, : self.n]] = -1
 
     def seen(self, step: int, t: int, limit: int, a: NDArray[np.float64] | None = None) -> Seen:
+        """What a policy is shown: views it cannot write to."""
         n = self.n
-        return Seen(
-            step, t, self.pos[:, :n], self.valid[:, :n], self.k[:, :n], self.v[:, :n], np.full(len(self.pos), limit),
-            None if a is None else a[:, :, :n],
-        )  # fmt: skip
+        shown = [x[..., :n].view() for x in (self.pos, self.valid, self.k, self.v) + (() if a is None else (a,))]
+        for x in shown:
+            x.flags.writeable = False
+        return Seen(step, t, *shown[:4], np.full(len(self.pos), limit), None if a is None else shown[4])
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""

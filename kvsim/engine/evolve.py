@@ -11,11 +11,12 @@ from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
 from kvsim.engine.reads import Pages, Reader
 from kvsim.engine.source import Prefix, Source
+from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
-from kvsim.policies.protocol import CODED, FULL, Chain, Codecs
+from kvsim.policies.protocol import CODED, FULL, GONE, Chain, Codecs, Ranking, Seen, Store
 
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
@@ -57,15 +58,20 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     return bank.record
 
 
-def _place(bank: Bank, ranking: Any, seen: Any, store: Any, index: int) -> None:
-    """plan -> placement: the keep says who stays and how full, the store what of it is coded."""
+def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int) -> None:
+    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
     if ranking is not None:
+        if type(ranking) is not Ranking:
+            raise WrongUse(f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts")
         tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank))
-        bank.apply(tier, tier, index)
+        if store:
+            bank.apply(np.where(tier, seen.k, GONE), np.where(tier, seen.v, GONE), index)
+        else:
+            bank.apply(tier, tier, index)
     if store:
         after = bank.seen(seen.step, seen.t, int(seen.limit[0]))
         keys, values = store.place(after)
-        bank.apply(*(np.where(now == 0, 0, np.minimum(now, np.where(c, CODED, FULL))).astype(np.uint8) for now, c in ((after.k, keys), (after.v, values))), index)
+        bank.apply(np.where(keys, np.minimum(after.k, CODED), after.k), np.where(values, np.minimum(after.v, CODED), after.v), index)
 
 
 def row_cost(bank: Bank) -> dict[int, float]:

@@ -20,7 +20,7 @@ from kvsim.policies.protocol import Read, View
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Truth = Callable[[str, "Pages"], NDArray[np.float64]]  # ("mass" | "logit", pages) -> [N, G, P]
-CHUNK = 16  # rows that a table without pages walks at once
+CHUNK = 256  # positions whose values are summed in float32 where there are no pages; a grid of its own, so sums do not move
 
 
 @dataclass
@@ -142,9 +142,12 @@ class Reader:
 
         where = (self.source.request.id, self.source.layer.id, self.head)
         view = View(times, batch, pages.id[v.page][None], {name: x[None] for name, x in summary.items()}, where, told)
+        for x in (batch, times, *summary.values()):
+            x.flags.writeable = False
         got = self.read.score(view)
-        if got.shape != (full, 1, group, len(v.page)):
-            raise WrongUse(f"{type(self.read).__name__}.score returned shape {got.shape}, expected [N, Hkv, G, P] = {(full, 1, group, len(v.page))}")
+        if not isinstance(got, np.ndarray) or got.shape != (full, 1, group, len(v.page)):
+            shape = getattr(got, "shape", type(got).__name__)
+            raise WrongUse(f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}")
         score = np.take_along_axis(got[:n, 0].astype(np.float64), np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1)
         exists = np.broadcast_to((pages.rows(flags) > 0)[:, None], score.shape)
         if np.isnan(score[exists]).any():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
 from kvsim.geometry import PREFILL_MASS, Layer, Need, Request
-from kvsim.kernels.dense import LOG2E, TILE, padded
+from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32
 
 Raw = NDArray[Any]  # float32, float16, or the bits of bfloat16 as uint16
@@ -57,8 +57,7 @@ class Source:
 
     def bend(self, dots: NDArray[Any]) -> NDArray[Any]:
         """Dot products -> logits in powers of 2, soft-capped."""
-        x = dots * self.unit
-        return self.cap * np.tanh(x / self.cap) if self.cap else x
+        return bend(dots, self.unit, self.cap)
 
     def queries(self, head: int, steps: NDArray[np.int64] | slice) -> NDArray[np.float32]:
         """f32[n, G, d] of one kv head."""
@@ -75,6 +74,13 @@ class Source:
     def rows(self, name: str, head: int, pos: NDArray[np.int64]) -> NDArray[np.float64]:
         """`k`, `v` or `k_pre` of one kv head at positions [n] -> float64 [n, d], exact."""
         return to_float32(np.ascontiguousarray(getattr(self, name)[head][pos])).astype(np.float64)
+
+    def longest_key(self, head: int) -> float:
+        """The largest L2 norm of a key of one kv head."""
+        if self._one.get("longest", (None,))[0] != head:
+            keys = self.whole("k", head)
+            self._one["longest"] = (head, float(np.sqrt(np.einsum("td,td->t", keys, keys).max())))
+        return float(self._one["longest"][1])
 
     @cached_property
     def value_norms(self) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
 ROWS = 256  # 64 rows reach two thirds of the speed of 256, and 1 024 no more (benchmarks/truth.py)
 TILE = 512
 LOG2E = 1.4426950408889634
+PAGE = 16  # tokens whose sums make the denominator of dense attention; divides TILE
 NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
 ALIVE = 1
 
@@ -34,11 +35,53 @@ def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray) -> np.ndarr
     return out
 
 
-def block(rows: np.ndarray, dtype: type = np.float32) -> np.ndarray:
-    """Query rows [m, d] padded with zero rows to a multiple of ROWS."""
-    out = np.zeros((padded(max(1, len(rows)), ROWS), rows.shape[1]), dtype)
+def block(rows: np.ndarray) -> np.ndarray:
+    """Query rows f32[m, d] padded with zero rows to a multiple of ROWS."""
+    out = np.zeros((padded(max(1, len(rows)), ROWS), rows.shape[1]), np.float32)
     out[: len(rows)] = rows
     return out
+
+
+def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass) -> None:
+    """Products and the statistics of pages of PAGE tokens, tile by tile while a tile is in the cache: dots f32[n, R] of keys
+    f32[n, d] and queries f32[R, d]; peak, mass f32[n / PAGE, R] as page_stats32 has them."""
+    start = np.arange(0, TILE + 1, PAGE)
+    turned = [np.ascontiguousarray(queries[r : r + ROWS].T) for r in range(0, len(queries), ROWS)]
+    for t in range(0, len(keys), TILE):
+        tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
+        for r, q in enumerate(turned):
+            np.matmul(keys[tile], q, out=dots[tile, r * ROWS : (r + 1) * ROWS])
+        page_stats32(dots[tile], flags[:, tile], every[tile], start, group, np.float32(unit), np.float32(cap), peak[p], mass[p])
+
+
+def bend(dots, unit, cap):
+    """Dot products -> logits in powers of 2, soft-capped when cap > 0."""
+    return cap * np.tanh(dots * unit / cap) if cap else dots * unit
+
+
+def output(dots, values, flags, every, group, unit, cap, lse) -> np.ndarray:
+    """Attention output f64[R, dv] over values f32[n, dv]; tile sums in float32, their total in float64."""
+    total, w = np.zeros((dots.shape[1], values.shape[1])), np.empty((TILE, dots.shape[1]), np.float32)
+    part, near = np.empty((ROWS, values.shape[1]), np.float32), lse.astype(np.float32)
+    seen = flags.any(0)
+    for t in range(0, len(values), TILE):
+        tile = slice(t, t + TILE)
+        if seen[tile].any():
+            weights(dots[tile], flags[:, tile], every[tile], group, np.float32(unit), np.float32(cap), near, w)
+            for r in range(0, dots.shape[1], ROWS):
+                np.matmul(w[:, r : r + ROWS].T, values[tile], out=part)
+                total[r : r + ROWS] += part
+    return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
+
+
+def best_tokens(dots, flags, every, peak, keys, queries, group, longest, many) -> tuple[np.ndarray, np.ndarray]:
+    """(positions i32[R, many], how many i64[R]) of the highest logits, ties to the lower position. peak of pages of PAGE tokens;
+    longest: the largest L2 norm of a key, which bounds the error of a float32 product."""
+    error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
+    best, count = np.zeros((len(queries), many), np.int32), np.zeros(len(queries), np.int64)
+    start, floor = np.arange(0, len(dots) + 1, PAGE), floors(peak, many, error.astype(np.float32))
+    top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, np.empty(best.shape), count)
+    return best, count
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
@@ -103,6 +146,43 @@ def page_stats64(dots, flags, every, start, group, unit, cap, peak, mass):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def denominator(peak, mass, sink, unit, cap, lse):
+    """lse f64[R] in powers of 2 from page statistics [P, R] and learned sinks f64[R] (very low: none); 0 where nothing is seen."""
+    pages, rows = peak.shape
+    top, z = np.empty(rows, np.float32), np.zeros(rows, np.float64)
+    for r in range(rows):
+        top[r] = np.float32(max(sink[r], NONE))
+    for p in range(pages):
+        for r in range(rows):
+            if peak[p, r] > np.float32(NONE):
+                x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
+                top[r] = larger32(x, top[r])
+    for p in range(pages):
+        for r in range(rows):
+            if peak[p, r] > np.float32(NONE):
+                x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
+                z[r] += np.float64(mass[p, r] * exp2_32(x - top[r]))
+    for r in range(rows):
+        z[r] += exp2_64(sink[r] - np.float64(top[r]))
+        lse[r] = np.float64(top[r]) + np.log2(z[r]) if z[r] > 0 else 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def probability(peak, mass, lse, unit, cap, logit, out):
+    """Page statistics [P, R], turned to rows: logit f32[R', P], the largest logit in powers of 2 (-inf: no live token), unless it has no
+    rows; out [R', P], dense probability of the page. R' rows at most R."""
+    pages, rows = peak.shape[0], out.shape[0]
+    for p0 in range(0, pages, 16):
+        for r in range(rows):
+            for p in range(p0, min(p0 + 16, pages)):
+                seen = peak[p, r] > np.float32(NONE)
+                x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
+                if logit.shape[0]:
+                    logit[r, p] = x if seen else -np.inf
+                out[r, p] = mass[p, r] * exp2_32(x - np.float32(lse[r])) if seen else np.float32(0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
 def weights(dots, flags, every, group, unit, cap, top, out):
     """out f32[n, R] = 2**(u(dot) - top), 0 where not alive; top f32[R] in the units of u."""
     n, rows = dots.shape
@@ -160,7 +240,7 @@ def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
     pages = len(peak)
     if pages <= keep:
         return np.full(peak.shape[1], np.float32(NONE / 2))
-    kth = np.partition(peak, pages - keep, axis=0)[pages - keep]
+    kth = np.partition(np.ascontiguousarray(peak.T), pages - keep, axis=1)[:, pages - keep]
     return np.maximum(kth - 2 * error, np.float32(NONE / 2)).astype(np.float32)
 
 
@@ -168,13 +248,13 @@ def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
 def range_mass(dots, mass, page, low, high, group, unit, cap, lse, out):
     """out f64[R] += dense probability on positions low[i] <= pos < high[i] of row i * group + g.
 
-    mass f32[P, R]: dense probability of whole pages of `page` positions; only the edges are summed token by token."""
+    mass f64[R, P]: dense probability of whole pages of `page` positions; only the edges are summed token by token."""
     for i in range(len(low)):
         for p in range(low[i] // page, (max(low[i], high[i]) + page - 1) // page):
             first, stop = max(low[i], p * page), min(high[i], (p + 1) * page)
             if stop - first == page:
                 for r in range(i * group, (i + 1) * group):
-                    out[r] += np.float64(mass[p, r])
+                    out[r] += mass[r, p]
                 continue
             for t in range(first, stop):
                 for r in range(i * group, (i + 1) * group):

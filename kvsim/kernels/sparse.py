@@ -16,6 +16,21 @@ ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEY_GROUPS, VALUE_G
 _LOW = np.float32(-1e30)
 
 
+@njit(inline="always", nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def _weigh(e, rows, n, out):
+    """out[j] = sum over the first n rows of e[k] * rows[k, j], four rows at a time so that `out` is touched less often."""
+    for j in range(out.shape[0]):
+        out[j] = np.float32(0)
+    for k in range(0, n - 3, 4):
+        a, b, c, d = e[k], e[k + 1], e[k + 2], e[k + 3]
+        for j in range(out.shape[0]):
+            out[j] += a * rows[k, j] + b * rows[k + 1, j] + c * rows[k + 2, j] + d * rows[k + 3, j]
+    for k in range(n - n % 4, n):
+        a = e[k]
+        for j in range(out.shape[0]):
+            out[j] += a * rows[k, j]
+
+
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
 def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start, chosen, unit, cap, lse, sink, sums, out, exact, mixed):
     """Softmax over the live slots of the chosen pages, per step and query head, and what it weighs.
@@ -33,7 +48,8 @@ def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start,
         width = max(width, start[p + 1] - start[p])
     own_e, true_e = np.empty((group, width), np.float32), np.empty((group, width), np.float32)
     live = np.empty(width, np.int64)
-    part = np.empty((3, group, dim), np.float32)
+    near, true_near = np.empty((width, dim), np.float32), np.empty((width, dim), np.float32)
+    part = np.empty(dim, np.float32)
     total = np.empty((3, group, dim), np.float64)
     own_top, true_top = np.empty(group, np.float32), np.empty(group, np.float32)
     own_z, true_z = np.empty(group, np.float64), np.empty(group, np.float64)
@@ -96,30 +112,29 @@ def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start,
                     if flags[i, s] & KEY_CODED:
                         sums[r, CODED_MASS] += true
                 sums[r, TOKENS] += n
-            for g in range(group):
-                if chosen[i, g, p]:
-                    for j in range(dim):
-                        for kind in range(kinds):
-                            part[kind, g, j] = np.float32(0)
             for k in range(n):
                 s = live[k]
-                v = values[pos[s]]
-                w = blurred_values[pos[s]] if flags[i, s] & VALUE_BLUR else v
-                for g in range(group):
-                    if chosen[i, g, p]:
-                        e = own_e[g, k]
+                for j in range(dim):
+                    near[k, j] = values[pos[s], j]
+                if split:
+                    for j in range(dim):
+                        true_near[k, j] = near[k, j]
+                    if flags[i, s] & VALUE_BLUR:
                         for j in range(dim):
-                            part[0, g, j] += e * w[j]
-                        if split:
-                            f = true_e[g, k]
-                            for j in range(dim):
-                                part[1, g, j] += f * v[j]
-                                part[2, g, j] += e * v[j]
+                            near[k, j] = blurred_values[pos[s], j]
             for g in range(group):
-                if chosen[i, g, p]:
-                    for kind in range(kinds):
-                        for j in range(dim):
-                            total[kind, g, j] += np.float64(part[kind, g, j])
+                if not chosen[i, g, p]:
+                    continue
+                _weigh(own_e[g], near, n, part)
+                for j in range(dim):
+                    total[0, g, j] += np.float64(part[j])
+                if split:
+                    _weigh(true_e[g], true_near, n, part)
+                    for j in range(dim):
+                        total[1, g, j] += np.float64(part[j])
+                    _weigh(own_e[g], true_near, n, part)
+                    for j in range(dim):
+                        total[2, g, j] += np.float64(part[j])
         for g in range(group):
             r = i * group + g
             scale = exp2_64(np.float64(true_top[g] if split else own_top[g]) - lse[r])
@@ -214,31 +229,24 @@ def bucket_values(dots, values, flags, start, bucket, unit, cap, lse, sums, weig
         width = max(width, start[p + 1] - start[p])
     e = np.empty((group, width), np.float32)
     live = np.empty(width, np.int64)
-    part = np.empty((group, dim), np.float32)
+    near, part = np.empty((width, dim), np.float32), np.empty(dim, np.float32)
     for i in range(nb):
         for p in range(pages):
             n = 0
             for s in range(start[p], start[p + 1]):
                 if flags[i, s] & ALIVE:
                     live[n] = s
+                    for j in range(dim):
+                        near[n, j] = values[s, j]
                     n += 1
             for g in range(group):
-                r = i * group + g
+                r, b = i * group + g, bucket[i, g, p]
                 for k in range(n):
                     e[g, k] = _bend(dots[live[k], r], unit, cap) - np.float32(lse[r])
                 for k in range(n):
                     e[g, k] = exp2_32(e[g, k])
                 for k in range(n):
-                    weight[r, bucket[i, g, p]] += np.float64(e[g, k])
+                    weight[r, b] += np.float64(e[g, k])
+                _weigh(e[g], near, n, part)
                 for j in range(dim):
-                    part[g, j] = np.float32(0)
-            for k in range(n):
-                v = values[live[k]]
-                for g in range(group):
-                    w = e[g, k]
-                    for j in range(dim):
-                        part[g, j] += w * v[j]
-            for g in range(group):
-                total = sums[i * group + g, bucket[i, g, p]]
-                for j in range(dim):
-                    total[j] += np.float64(part[g, j])
+                    sums[r, b, j] += np.float64(part[j])

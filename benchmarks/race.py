@@ -1,0 +1,89 @@
+"""Races in one process: CPU time, every thread count pinned to one, rounds interleaved, medians and spreads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """run: the work; scale: how many times that work stands for (a peer too slow to run whole runs a part and says so)."""
+
+    name: str
+    run: Callable[[], object]
+    scale: float = 1.0
+
+
+def pinned() -> None:
+    """One thread for every library that is loaded."""
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1)
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def race(entries: list[Entry], rounds: int = 5) -> dict[str, list[float]]:
+    """CPU seconds of every entry in every round, after one round that is not counted."""
+    pinned()
+    times: dict[str, list[float]] = {e.name: [] for e in entries}
+    for n in range(rounds + 1):
+        for e in entries:
+            start = time.process_time()
+            e.run()
+            if n:
+                times[e.name].append((time.process_time() - start) * e.scale)
+    return times
+
+
+def ratio(times: dict[str, list[float]], peer: str, ours: str) -> tuple[float, float, float]:
+    """(median, least, most) of peer / ours, round by round."""
+    all_ = [a / b for a, b in zip(times[peer], times[ours], strict=True)]
+    return statistics.median(all_), min(all_), max(all_)
+
+
+def show(times: dict[str, list[float]], ours: str) -> None:
+    for name, all_ in times.items():
+        middle, low, high = ratio(times, name, ours)
+        print(
+            f"  {name:58s} {statistics.median(all_) * 1e3:10.1f} ms [{min(all_) * 1e3:.1f} .. {max(all_) * 1e3:.1f}]"
+            f"   {middle:7.2f} x [{low:.2f} .. {high:.2f}]"
+        )
+
+
+def machine() -> str:
+    import numpy
+
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, numpy {numpy.__version__}"
+
+
+def peak_memory(run: Callable[[], object]) -> float:
+    """MB that a run needs at its peak above what the process held before it (Linux)."""
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # forget the process's earlier peak
+    before = _status("VmRSS")
+    run()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":"))
+
+
+def gate(text: str, value: float, least: float) -> bool:
+    """One line: what was asked, what was measured. -> passed"""
+    ok = value >= least
+    print(f"  {'ok  ' if ok else 'MISS'} {text}: {value:.2f} (asked: {least:g})")
+    return ok

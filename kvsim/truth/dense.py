@@ -1,0 +1,78 @@
+"""Dense attention of one (request, layer) of a trace: what every policy is judged against, for all decode steps and query heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.kernels import dense as kernel
+from kvsim.kernels.dense import LOG2E, PAGE, ROWS, TILE
+from kvsim.kernels.numbers import to_float32
+from kvsim.trace.open import Lane
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Pages are PAGE tokens of the absolute grid, P of them; a page that a query cannot see has peak -inf and mass 0."""
+
+    steps: NDArray[np.int64]  # [N]
+    t: NDArray[np.int64]  # [N] positions of the queries
+    peak: NDArray[np.float32]  # [Hq, N, P]: the largest logit, scale and soft cap included
+    mass: NDArray[np.float32]  # [Hq, N, P]: attention probability
+    lse: NDArray[np.float64]  # [Hq, N]: natural log of the softmax denominator, learned sinks included
+    out: NDArray[np.float32] | None  # [Hq, N, dv]: attention output before W_O
+    top: NDArray[np.int32] | None  # [Hq, N, 64]: positions of the highest logits, ties to the lower; -1 where fewer are visible
+
+
+def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
+    """The truth of a lane; `output=False` and `top=0` leave those out. Memory: one kv head's K and V as float32, 256 rows of logits
+    over all T tokens, and the result."""
+    lay, steps = lane.layer, len(lane.steps)
+    pages = -(-lane.request.total // PAGE)
+    peak = np.empty((lay.q_heads, steps, pages), np.float32)
+    mass, lse = np.empty_like(peak), np.empty((lay.q_heads, steps))
+    out = np.empty((lay.q_heads, steps, lay.value_dim), np.float32) if output else None
+    best = np.full((lay.q_heads, steps, top), -1, np.int32) if top else None
+    tokens = kernel.padded(lane.request.total, TILE)
+    per = max(1, ROWS // lay.group)
+    dots = np.empty((tokens, kernel.padded(per * lay.group, ROWS)), np.float32)
+    stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
+    logit, chance = np.empty((2, dots.shape[1], tokens // PAGE), np.float32)
+    unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
+    for h in range(lay.kv_heads):
+        keys = to_float32(lane.k[h], tokens)
+        values = to_float32(lane.v[h], tokens) if output else None
+        longest = float(np.sqrt(np.einsum("td,td->t", keys, keys).max())) if top else 0.0
+        mine = slice(h * lay.group, (h + 1) * lay.group)
+        for i in range(0, steps, per):
+            t = lane.t[i : i + per]
+            rows, part = len(t) * lay.group, np.s_[mine, i : i + per]
+            flags, every = visible(t, np.array([lay.first_visible(int(x)) for x in t]), tokens)
+            raw = lane.q[i : i + per, mine]
+            q = kernel.block(to_float32(raw.reshape(rows, -1)))
+            sink = np.full(len(q), -1e300)
+            if lay.sinks is not None:
+                sink[:rows] = np.tile(np.array(lay.sinks[mine]) * LOG2E, len(t))
+            kernel.scan(keys, q, flags, every, lay.group, unit, cap, dots, *stats)
+            denominator = np.empty(len(q))
+            kernel.denominator(*stats, sink, np.float32(unit), np.float32(cap), denominator)
+            kernel.probability(*stats, denominator, np.float32(unit), np.float32(cap), logit[:rows], chance[:rows])
+            heads_first = lambda x, n=len(t): x[: n * lay.group].reshape(n, lay.group, -1).swapaxes(0, 1)  # noqa: E731
+            np.divide(heads_first(logit)[..., :pages], np.float32(LOG2E), out=peak[part])
+            mass[part] = heads_first(chance)[..., :pages]
+            lse[part] = heads_first(denominator / LOG2E)[..., 0]
+            if out is not None and values is not None:
+                out[part] = heads_first(kernel.output(dots, values, flags, every, lay.group, unit, cap, denominator))
+            if best is not None:
+                found, count = kernel.best_tokens(dots, flags, every, stats[0], keys, q, lay.group, longest, top)
+                best[part] = heads_first(np.where(np.arange(top) < count[:, None], found, -1))
+    return Truth(lane.steps, lane.t, peak, mass, lse, out, best)
+
+
+def visible(t: NDArray[np.int64], first: NDArray[np.int64], tokens: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """(u8[N, tokens], u8[tokens]): 1 where first <= position <= t, at each step and at all of them."""
+    pos = np.arange(tokens)
+    flags = ((pos <= t[:, None]) & (pos >= first[:, None])).view(np.uint8)
+    return flags, flags.all(0).view(np.uint8)
