@@ -9,7 +9,18 @@ from kvsim.metrics.traffic import side_bytes
 
 ALL_STEPS = -1  # the role that stands for every decode step
 UNIT = ("policy", "request", "layer", "q_head", "role")
-COLUMNS = ("policy", "role", "pages", "tokens", "bytes", "mass_recall", "mass_recall_p10", "far_recall", "evidence_recall", "rel_l2")
+COLUMNS = (
+    "policy",
+    "role",
+    "pages",
+    "tokens",
+    "bytes",
+    "mass_recall",
+    "mass_recall_p10",
+    "far_recall",
+    "evidence_recall",
+    "rel_l2",
+)
 
 
 def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, most: int = 40) -> pl.DataFrame:
@@ -31,7 +42,9 @@ def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, m
             pl.col("mass_recall_mean").cast(pl.Float64).quantile(0.1, "linear").alias("mass_recall_p10"),
             _weighed("far_recall", "far"),
             _weighed("evidence_recall", "evidence"),
-            pl.when(pl.col("rel_l2_mean").is_not_null().all()).then(pl.col("rel_l2_mean").cast(pl.Float64).mean()).alias("rel_l2"),
+            pl.when(pl.col("rel_l2_mean").is_not_null().all())
+            .then(pl.col("rel_l2_mean").cast(pl.Float64).mean())
+            .alias("rel_l2"),
         )
         .filter(pl.col("n") == pl.col("n").max().over("policy", "role"))
         .filter(_shown(most))

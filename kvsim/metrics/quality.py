@@ -21,13 +21,17 @@ def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
 
     mass_recall, rel_l2: means. far_recall, evidence_recall: ratios of sums. missed_mass = mass evicted + mass unread.
     evidence_dense: mean dense mass on evidence. read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
-    mean = {n: pl.col(n).cast(pl.Float64).mean() for n in ("mass_recall", "mass_evicted", "mass_unread", "evidence_dense", "rel_l2")}
+    mean = {
+        n: pl.col(n).cast(pl.Float64).mean() for n in ("mass_recall", "mass_evicted", "mass_unread", "evidence_dense", "rel_l2")
+    }
     return (
         heads.group_by("policy", *by)
         .agg(
             pl.len().alias("rows"),
             mean["mass_recall"],
-            ratio(pl.col("far_recall") * pl.col("far_mass"), pl.when(pl.col("far_recall").is_not_null()).then("far_mass")).alias("far_recall"),
+            ratio(pl.col("far_recall") * pl.col("far_mass"), pl.when(pl.col("far_recall").is_not_null()).then("far_mass")).alias(
+                "far_recall"
+            ),
             ratio(pl.col("evidence_read"), pl.col("evidence_dense")).alias("evidence_recall"),
             mean["rel_l2"],
             pl.col("rel_l2").cast(pl.Float64).quantile(0.95, "linear").alias("rel_l2_p95"),

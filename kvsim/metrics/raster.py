@@ -32,7 +32,9 @@ def telling_place(heads: pl.LazyFrame, ledger: pl.LazyFrame) -> Place:
     where = ["request", "layer", "q_head"]
     mean = {n: pl.col(n).cast(pl.Float64).mean().fill_null(0) for n in ("evidence_dense", "rel_l2")}
     table = heads.group_by(where).agg(**mean).sort(where).collect()
-    best = table.sort("evidence_dense" if table["evidence_dense"].max() else "rel_l2", descending=True, maintain_order=True).row(0, named=True)
+    best = table.sort("evidence_dense" if table["evidence_dense"].max() else "rel_l2", descending=True, maintain_order=True).row(
+        0, named=True
+    )
     q_heads = table.filter(pl.col("layer") == best["layer"])["q_head"].n_unique()
     kv_heads = ledger.filter(pl.col("layer") == best["layer"]).select(pl.col("kv_head").n_unique()).collect().item()
     return Place(best["request"], best["layer"], best["q_head"] // max(1, q_heads // kv_heads), best["q_head"])
@@ -49,15 +51,18 @@ def raster(
 ) -> pl.DataFrame:
     """-> rectangles start, stop (positions), first, last (steps, half-open), state (one of STATES), share, sorted.
 
-    A cell is `width` positions at one of `steps`; it is "read" when any of its tokens is read, and share is the part of its tokens in
-    that state, rounded up to quarters. selective: the policy reads a part of what it keeps, so only what its plans name is read. Shown is what the step could read (before its own cut) and what it read. Equal neighbours
-    along the steps are one rectangle; a step that was not sampled looks like the sampled one before it."""
+    A cell is `width` positions at one of `steps`. It is "read" when any of its tokens is; share is the part of its tokens in that
+    state, rounded up to quarters. Shown is what the step could read (before its own cut) and what it read; selective: the policy reads
+    a part of what it keeps, so only what its plans name is read. Equal neighbours along the steps are one rectangle, and a step that
+    was not sampled looks like the sampled one before it."""
     mine = {n: tables[n].filter(pl.col("policy") == policy) for n in ("ledger", "plans", "tiers")}
     ledger = mine["ledger"].filter(at(place, kv_head=True), pl.col("step").is_in(list(steps))).sort("step").collect()
     tiers = mine["tiers"].filter(at(place, kv_head=True)).select("step", "runs").sort("step").collect()
-    plans = dict(_plans(mine["plans"], place).select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True))
+    plans = dict(
+        _plans(mine["plans"], place).select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True)
+    )
     changes = list(tiers.iter_rows(named=True))
-    tier = np.full(int(ledger["pos"].max() or 0) + 1, FULL, np.int8) if ledger.height else np.zeros(0, np.int8)  # type: ignore[call-overload]
+    tier = np.full(1 + max(ledger["pos"].to_list(), default=-1), FULL, np.int8)  # until a change says otherwise
     cells = []
     for row in ledger.iter_rows(named=True):
         while changes and changes[0]["step"] < row["step"]:  # a cut comes after its step's attention
@@ -84,8 +89,9 @@ def _states(row: dict[str, Any], tier: NDArray[np.int8], plan: dict[str, Any] | 
     there = tier[: t + 1] != GONE
     there[: t + 1 - row["visible_tokens"]] = False
     read = np.full(t + 1, not selective)
-    for page in plan["pages"] if plan else ():
-        read[page * plan["page_size"] : (page + 1) * plan["page_size"]] = True
+    if plan and selective:
+        for page in plan["pages"]:
+            read[page * plan["page_size"] : (page + 1) * plan["page_size"]] = True
     state = np.where(read, np.where(tier[: t + 1] == FULL, READ, CODED), KEPT)
     return np.where(there, state, 0).astype(np.int8)
 

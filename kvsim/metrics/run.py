@@ -22,6 +22,7 @@ class Policy:
     id: str
     role: str = "not recorded"
     beside: str | None = None
+    rows: bool = True  # the tables have rows of it
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ def open_run(path: str | Path) -> RunTables:
     path = Path(path)
     about = _about(path)
     frames = {name: _table(path / f"{name}.parquet", name) for name in tables.RUN_TABLES}
+    for name in NEEDED:
+        if frames[name].head(1).collect().is_empty():
+            raise BadTrace(f"{path / name}.parquet: no rows, expected one per policy, layer, head and decode step; replay again")
     return RunTables(path, about, _policies(about, frames["heads"]), frames)
 
 
@@ -101,6 +105,8 @@ def _column(name: str, dtype: Any) -> pl.Expr:
 
 def _policies(about: dict[str, Any], heads: pl.LazyFrame) -> tuple[Policy, ...]:
     """In the order of run.json; ids that only the tables know come last."""
-    known = {p["id"]: Policy(p["id"], p.get("role") or "not recorded", p.get("beside")) for p in about.get("policies") or []}
-    seen = heads.select(pl.col("policy").unique(maintain_order=True)).collect()["policy"]
-    return tuple((known | {p: Policy(p) for p in seen if p not in known}).values())
+    seen = heads.select(pl.col("policy").unique(maintain_order=True)).collect()["policy"].to_list()
+    said = [
+        Policy(p["id"], p.get("role") or "not recorded", p.get("beside"), p["id"] in seen) for p in about.get("policies") or []
+    ]
+    return tuple(said) + tuple(Policy(p) for p in seen if p not in {x.id for x in said})

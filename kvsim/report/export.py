@@ -8,19 +8,26 @@ from pathlib import Path
 from kvsim.report.html import Figure, specification, vega_lite
 from kvsim.report.theme import config
 
+SCALE = 2.0  # image pixels per chart pixel
 
-def write_images(figures: Sequence[Figure], folder: Path, kind: str) -> list[Path]:
-    """Each figure as FOLDER/NAME.png or .svg (kind "png" or "svg") -> the paths."""
+
+def write_png(figures: Sequence[Figure], folder: Path) -> None:
+    """Each figure as FOLDER/NAME.png, in the light colours."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for figure in figures:
-        path = folder / f"{figure.name}.{kind}"
-        options = {"vl_version": vega_lite(), "config": config(), "allowed_base_urls": []}
-        if kind == "png":
-            path.write_bytes(vl_convert.vegalite_to_png(specification(figure.chart), scale=2.0, **options))
-        else:
-            path.write_text(vl_convert.vegalite_to_svg(specification(figure.chart), **options), encoding="utf-8")
-        paths.append(path)
-    return paths
+    for f in figures:
+        image = vl_convert.vegalite_to_png(
+            specification(f.chart), vega_lite(), scale=SCALE, config=config(), allowed_base_urls=[]
+        )
+        (folder / f"{f.name}.png").write_bytes(image)
+
+
+def write_svg(figures: Sequence[Figure], folder: Path) -> None:
+    """Each figure as FOLDER/NAME.svg, in the light colours."""
+    import vl_convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for f in figures:
+        image = vl_convert.vegalite_to_svg(specification(f.chart), vega_lite(), config=config(), allowed_base_urls=[])
+        (folder / f"{f.name}.svg").write_text(image, encoding="utf-8")

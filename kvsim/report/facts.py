@@ -1,8 +1,8 @@
-"""What a reader must know to trust a number: the run in facts, the policies in a table."""
+"""What a reader must know to trust a number: the run in facts, the policies in a table, what is missing in sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -16,6 +16,7 @@ from kvsim.report.names import BASELINES, budget, family, forced, parts
 from kvsim.report.theme import Style
 
 UNKNOWN = "not recorded"
+NOTHING = "—"
 ROLES = {-1: "all decode steps", 0: "context", 1: "question", 2: "forced answer", 3: "free answer"}
 
 OPEN_LOOP = (
@@ -25,17 +26,36 @@ OPEN_LOOP = (
 )
 RECALL = (
     "Attention-mass recall says what a larger budget buys one policy. It does not rank policies of different kinds: in closed-loop runs "
-    "of a small model on retrieval tasks it ordered them poorly, evidence recall and output error did better. So no chart shows it alone and no table sorts by it."
+    "of a small model on retrieval tasks it ordered them poorly, while evidence recall and output error did better. So no chart shows "
+    "it alone and no table has it."
+)
+COLUMNS = (
+    "policy",
+    "kind",
+    "read asked (tokens)",
+    "read per query head (tokens)",
+    "read per KV head (tokens)",
+    "hold asked (tokens)",
+    "held per KV head (tokens)",
+    "forced reads (tokens)",
+    "dense layers",
+    "evidence recall",
+    "far recall",
+    "output error (relative L2)",
+    "bytes read (of full)",
+    "bytes resident (of full)",
 )
 
 
+# ---------------------------------------------------------------------------------------------- the run
 def facts(run: RunTables) -> list[tuple[str, str]]:
-    """(term, value) of the run: what was captured, what is billed, how much was replayed."""
-    trace, about = _dict(run.about.get("trace")), run.about
-    source, layers = _dict(trace.get("source")), [r for r in about.get("layers") or []]
+    """(term, value): what was captured, what is billed, how much was replayed."""
+    about = run.about
+    trace = _dict(about.get("trace"))
+    source = _dict(trace.get("source"))
     used = run.heads.select(pl.col("layer").unique().sort()).collect()["layer"].to_list()
-    mine = [r for r in layers if r.get("layer") in used]
-    steps = run.heads.select(pl.col("step").n_unique()).collect().item()
+    known = [r for r in about.get("layers") or [] if isinstance(r, dict)]
+    mine = [r for r in known if r.get("layer") in used]
     return [
         ("Model", _said(source.get("model"))),
         ("Weight format", _said(source.get("weight_format"))),
@@ -47,106 +67,160 @@ def facts(run: RunTables) -> list[tuple[str, str]]:
         ("Head dim (key, value)", _each(mine, "key_dim", "value_dim")),
         ("Query heads, KV heads", _each(mine, "q_heads", "kv_heads")),
         ("Query heads per KV head", _groups(mine)),
-        ("Layers replayed", f"{spans(used)}{f' ({len(used)} of {len(layers)})' if layers else ''}"),
-        ("Contexts", _contexts(run)),
-        ("Prompt tokens", _range([r.get("prompt_tokens") for r in run.requests])),
-        ("Decode steps", f"{steps}{_modes(run)}"),
+        ("Layers replayed", spans(used) + (f" ({len(used)} of {len(known)})" if known else "")),
+        ("Contexts", f"{contexts(run.heads)} ({', '.join(sorted({_said(r.get('mode')) for r in run.requests})) or UNKNOWN})"),
+        ("Prompt tokens", _range([r["prompt_tokens"] for r in run.requests if r.get("prompt_tokens") is not None])),
+        ("Decode steps", _steps(run)),
         ("Loop", "open" if about.get("open_loop") else UNKNOWN),
-        ("kvsim", _said(about.get("version") or about.get("kvsim"))),
+        ("kvsim", _said(about.get("version"))),
     ]
 
 
+def _steps(run: RunTables) -> str:
+    told = run.heads.select(pl.col("step").n_unique(), pl.col("role").unique().sort().implode()).collect().row(0)
+    return f"{told[0]} ({', '.join(role(r) for r in told[1])})"
+
+
+def _each(layers: Sequence[Mapping[str, Any]], *keys: str) -> str:
+    """The distinct combinations over the layers replayed."""
+    return "; ".join(dict.fromkeys(", ".join(_said(r.get(k)) for k in keys) for r in layers)) or UNKNOWN
+
+
+def _groups(layers: Sequence[Mapping[str, Any]]) -> str:
+    return (
+        ", ".join(dict.fromkeys(str(r["q_heads"] // r["kv_heads"]) for r in layers if r.get("q_heads") and r.get("kv_heads")))
+        or UNKNOWN
+    )
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return UNKNOWN
+    return " to ".join(f"{v:,}" for v in dict.fromkeys((min(values), max(values))))
+
+
+# ---------------------------------------------------------------------------------------------- the policies
 def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
     """One row per policy, in the order of `look`: what was asked, what was achieved, what was lost."""
     lost = {r["policy"]: r for r in quality(run.heads).iter_rows(named=True)}
     moved = {r["policy"]: r for r in traffic(run.ledger, run.layers).iter_rows(named=True)}
-    budgets = asked(run.ledger, run.tables["events"])
-    dense = dense_layers(run.heads)
+    budgets, dense = asked(run.ledger, run.tables["events"]), dense_layers(run.heads)
     sure = {(p, m): (low, high) for p, m, low, high in intervals(run.heads).iter_rows()}
-    roles = {p.id: p.role for p in run.policies}
-    rows = []
-    for s in look:
-        q, t = lost.get(s.policy, {}), moved.get(s.policy, {})
-        whole = dense.filter(pl.col("policy") == s.policy)["layer"].to_list()
-        rows.append(
-            (
-                s.label,
-                roles[s.policy],
-                _asked(budgets, s.policy, "read"),
-                _number(q.get("read_tokens")),
-                _number(t.get("union_tokens")),
-                _asked(budgets, s.policy, "hold"),
-                _number(t.get("held_tokens")),
-                forced(s.policy),
-                spans(whole) if whole else "none",
-                _measure(q, sure, s.policy, "evidence_recall", _percent),
-                _measure(q, sure, s.policy, "far_recall", _percent),
-                _measure(q, sure, s.policy, "rel_l2", error),
-                _percent(t.get("read_share")),
-                _percent(t.get("resident_share")),
-            )
+    kinds = {p.id: p.role for p in run.policies}
+
+    def measure(policy: str, name: str, form: Callable[[float | None], str]) -> str:
+        low, high = sure.get((policy, name), (None, None))
+        return form(lost[policy][name]) + ("" if low is None else f"\n{form(low)} to {form(high)}")
+
+    rows = [
+        (
+            s.label,
+            kinds[s.policy],
+            _asked(budgets, s.policy, "read"),
+            _number(lost[s.policy]["read_tokens"]),
+            _number(moved[s.policy]["union_tokens"]),
+            _asked(budgets, s.policy, "hold"),
+            _number(moved[s.policy]["held_tokens"]),
+            forced(s.policy),
+            spans(dense.filter(pl.col("policy") == s.policy)["layer"].to_list()) or "none",
+            measure(s.policy, "evidence_recall", percent),
+            measure(s.policy, "far_recall", percent),
+            measure(s.policy, "rel_l2", error),
+            percent(moved[s.policy]["read_share"]),
+            percent(moved[s.policy]["resident_share"]),
         )
-    columns = (
-        "policy", "kind", "read asked (tokens)", "read per query head (tokens)", "read per KV head (tokens)", "hold asked (tokens)", "held per KV head (tokens)",
-        "forced reads (tokens)", "dense layers", "evidence recall", "far recall", "output error (relative L2)", "bytes read (of full)",
-        "bytes resident (of full)",
-    )  # fmt: skip
-    return Table("Means over all decode steps, layers and heads; recalls are ratios of sums.", columns, rows, [s.policy for s in look], notes(run, look))
-
-
-def notes(run: RunTables, look: Sequence[Style]) -> list[str]:
-    """What qualifies the table: contexts, roles, baselines that are missing or were forced to read other tokens."""
-    n = contexts(run.heads)
-    few = f"{n} context{'s' if n > 1 else ''}: no interval (at least {FEWEST} are needed, because steps of one context are not independent)."
-    many = f"In brackets: 95 % bootstrap interval over {n} contexts."
-    told = [
-        few if n < FEWEST else many,
-        "Asked and held budgets are per KV head; a read budget counts its forced tokens. Bytes read are K and V rows, index, scales and "
-        "scores; bytes resident are those on the device, index and metadata included; both against full attention in the same KV dtype.",
-        "“—”: nothing to say: no budget, no evidence in the prompt, or less than 0.001 of dense attention mass to divide by.",
+        for s in look
     ]
-    return told + absent(run) + other_forced(run, look)
-
-
-def absent(run: RunTables) -> list[str]:
-    """One sentence that names the baselines this run does not have, if any."""
-    there = {p for x in run.policies for p in family(x.id).split(" >> ")}
-    missing = [b for b in BASELINES if b not in there]
-    return [f"Not in this run: {', '.join(missing)}. kvsim replay --baselines adds them."] if missing else []
-
-
-def other_forced(run: RunTables, look: Sequence[Style]) -> list[str]:
-    """A sentence for each baseline whose forced tokens are not those of a policy it may be compared with."""
-    label = {s.policy: s.label for s in look}
-    readers = {p.id: forced(p.id) for p in run.policies if p.role != "baseline" and any("read" in x.parameters for x in parts(p.id))}
-    said = []
-    for p in run.policies:
-        if p.role == "baseline" and family(p.id) != "full" and p.id in label:
-            others = {label[i]: f for i, f in readers.items() if f != forced(p.id) and p.beside in (None, i) and i in label}
-            said += [f"{label[p.id]} is forced to read: {forced(p.id)}; {name}: {words}. They are no like-for-like pair." for name, words in others.items()]
-    return said
+    caption = "Over all decode steps, layers and heads: means, and recalls as ratios of sums."
+    return Table(caption, COLUMNS, rows, [s.policy for s in look], _notes(run, look))
 
 
 def role_table(run: RunTables, look: Sequence[Style]) -> Table | None:
     """The measures by the role of the query's token; None when there is but one role."""
-    lost = quality(run.heads, "role")
-    if lost["role"].n_unique() < 2:
+    lost = {(r["policy"], r["role"]): r for r in quality(run.heads, "role").iter_rows(named=True)}
+    kinds = sorted({k for _, k in lost})
+    if len(kinds) < 2:
         return None
-    rows = []
-    for s in look:
-        for r in lost.filter(pl.col("policy") == s.policy).iter_rows(named=True):
-            rows.append((s.label, role(r["role"]), f"{r['rows']:,}", _percent(r["evidence_recall"]), _percent(r["far_recall"]), error(r["rel_l2"])))
-    columns = ("policy", "query's token", "rows", "evidence recall", "far recall", "output error (relative L2)")
-    return Table("The same by the role of the token whose query it is: loss on the question and on the answer are different things.", columns, rows)
+    measures = (
+        ("evidence_recall", "evidence recall", percent),
+        ("far_recall", "far recall", percent),
+        ("rel_l2", "output error", error),
+    )
+    rows = [[s.label, *(form(lost.get((s.policy, k), {}).get(m)) for m, _, form in measures for k in kinds)] for s in look]
+    columns = ["policy", *(f"{name}, {role(k)}" for _, name, _ in measures for k in kinds)]
+    return Table("The same by the role of the query's token: a loss on the question is not a loss on the answer.", columns, rows)
 
 
+def _asked(budgets: pl.DataFrame, policy: str, side: str) -> str:
+    """The budget that the tables record, else the one that the canonical form states, else none."""
+    recorded = budgets.filter(pl.col("policy") == policy, pl.col("side") == side).select("unit", "low", "high").rows()
+    if recorded:
+        return ", ".join(_stated(*row) for row in recorded)
+    chain = parts(policy)
+    return next((budget(p.parameters[side]) for p in chain if side in p.parameters), NOTHING if chain else UNKNOWN)
+
+
+def _stated(unit: str | None, low: float, high: float) -> str:
+    text = " to ".join(f"{x:g}" for x in dict.fromkeys((low, high)))
+    return text if unit == "tokens" else f"{unit or UNKNOWN}({text})"
+
+
+# ---------------------------------------------------------------------------------------------- what is missing
+def _notes(run: RunTables, look: Sequence[Style]) -> list[str]:
+    """What qualifies the table: contexts, units, baselines that are missing or are forced to read other tokens."""
+    n = contexts(run.heads)
+    few = f"{n} context{'s' if n > 1 else ''}: no interval. It takes at least {FEWEST}, because the steps of one are not independent."
+    empty = [p.id for p in run.policies if not p.rows]
+    return [
+        few if n < FEWEST else f"Under a number: its 95 % bootstrap interval over {n} contexts.",
+        "Budgets asked are per KV head and held tokens too; a read budget counts its forced tokens. Bytes read: K and V rows, index, scales "
+        "and scores. Bytes resident: those on the device, index and scales included. Both against full attention in the KV dtype billed.",
+        f"{NOTHING}: no such budget, no evidence in the prompt, or less than 0.001 of dense attention mass to divide by.",
+        *([f"Without rows in the tables: {', '.join(empty)}."] if empty else []),
+        *absent(run),
+        *other_forced(run, look),
+    ]
+
+
+def absent(run: RunTables) -> list[str]:
+    """One sentence that names the baselines this run does not have, if any."""
+    there = {family(p.id) for p in run.policies}
+    missing = [b for b in BASELINES if b not in there]
+    return [f"Not in this run: {', '.join(missing)}; kvsim replay --baselines adds what is missing."] if missing else []
+
+
+def other_forced(run: RunTables, look: Sequence[Style]) -> list[str]:
+    """A sentence for each baseline and read policy that may be compared but are forced to read other tokens."""
+    label = {s.policy: s.label for s in look}
+    readers = [
+        p.id for p in run.policies if p.role != "baseline" and p.id in label and any("read" in x.parameters for x in parts(p.id))
+    ]
+    return [
+        f"{label[p.id]} and {label[r]} are no like-for-like pair: forced to read {forced(p.id)}; {forced(r)}."
+        for p in run.policies
+        if p.role == "baseline" and p.id in label and family(p.id) != "full"
+        for r in readers
+        if p.beside in (None, r) and forced(p.id) != forced(r)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- in words
 def role(number: int) -> str:
     return ROLES.get(number, f"role {number}")
 
 
+def role_words() -> pl.Expr:
+    """Column `role` in words."""
+    return pl.col("role").map_elements(role, return_dtype=pl.String)
+
+
 def error(x: float | None) -> str:
-    """An output error in words: rounding alone is 0."""
-    return "—" if x is None else "0" if x < 1e-6 else f"{x:.3g}"
+    """An output error; what rounding alone leaves is 0."""
+    return NOTHING if x is None else "0" if x < 1e-6 else f"{x:.3g}"
+
+
+def percent(x: float | None) -> str:
+    return NOTHING if x is None else f"{x * 100:.1f} %"
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -157,34 +231,11 @@ def spans(numbers: Sequence[int]) -> str:
             groups[-1].append(n)
         else:
             groups.append([n])
-    return ", ".join(f"{g[0]}–{g[-1]}" if len(g) > 1 else str(g[0]) for g in groups)
-
-
-def _asked(budgets: pl.DataFrame, policy: str, side: str) -> str:
-    """The budget the tables record, else the one the canonical form states, else none."""
-    rows = budgets.filter(pl.col("policy") == policy, pl.col("side") == side).rows(named=True)
-    if rows:
-        return ", ".join(_stated(r) for r in rows)
-    return next((budget(p.parameters[side]) for p in parts(policy) if side in p.parameters), "—" if parts(policy) else UNKNOWN)
-
-
-def _stated(row: Mapping[str, Any]) -> str:
-    unit, low, high = row["unit"] or "", row["low"], row["high"]
-    text = f"{low:g}" if low == high else f"{low:g}–{high:g}"
-    return text if unit == "tokens" else f"{unit}({text})"
-
-
-def _measure(row: Mapping[str, Any], sure: Mapping[Any, Any], policy: str, measure: str, form: Any) -> str:
-    low, high = sure.get((policy, measure), (None, None))
-    return str(form(row.get(measure))) + (f" ({form(low)} to {form(high)})" if low is not None else "")
-
-
-def _percent(x: float | None) -> str:
-    return "—" if x is None else f"{x * 100:.1f} %"
+    return ", ".join("–".join(str(n) for n in dict.fromkeys((g[0], g[-1]))) for g in groups)
 
 
 def _number(x: float | None) -> str:
-    return "—" if x is None else f"{x:,.0f}"
+    return NOTHING if x is None else f"{x:,.0f}"
 
 
 def _said(x: Any) -> str:
@@ -193,27 +244,3 @@ def _said(x: Any) -> str:
 
 def _dict(x: Any) -> dict[str, Any]:
     return x if isinstance(x, dict) else {}
-
-
-def _each(layers: Sequence[Mapping[str, Any]], *keys: str) -> str:
-    """The distinct combinations over the layers replayed."""
-    return "; ".join(dict.fromkeys(", ".join(_said(r.get(k)) for k in keys) for r in layers)) or UNKNOWN
-
-
-def _groups(layers: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(dict.fromkeys(str(r["q_heads"] // r["kv_heads"]) for r in layers if r.get("q_heads") and r.get("kv_heads"))) or UNKNOWN
-
-
-def _range(values: Sequence[int | None]) -> str:
-    told = [v for v in values if v is not None]
-    return UNKNOWN if not told else f"{min(told):,}" if min(told) == max(told) else f"{min(told):,} to {max(told):,}"
-
-
-def _contexts(run: RunTables) -> str:
-    modes = sorted({_said(r.get("mode")) for r in run.requests})
-    return f"{contexts(run.heads)}{f' ({chr(44).join(modes)})' if modes else ''}"
-
-
-def _modes(run: RunTables) -> str:
-    kinds = run.heads.select(pl.col("role").unique().sort()).collect()["role"].to_list()
-    return f" ({', '.join(role(k) for k in kinds)})"

@@ -117,9 +117,11 @@ def _bundle() -> str:
     """Vega, Vega-Lite and vega-embed in one script, safe to stand inside <script>."""
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle(vl_version=vega_lite())
+    bundle: str = vl_convert.javascript_bundle(None, vega_lite())  # type: ignore[arg-type]  # its stub lacks the default
     if any(mark in bundle.lower() for mark in ("</script", "<script", "<!--")):
-        raise RuntimeError("the Vega bundle of vl-convert-python cannot be put into a page; use a tested version (constraints.txt)")
+        raise RuntimeError(
+            "the Vega bundle of vl-convert-python cannot be put into a page; use a tested version (constraints.txt)"
+        )
     return bundle
 
 

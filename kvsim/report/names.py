@@ -23,7 +23,11 @@ def parts(policy: str) -> tuple[Part, ...]:
     """keep(...) >> store(...) >> read(...) -> its parts; () for an id that is no such expression (a policy file)."""
     try:
         calls = _calls(ast.parse(policy, mode="eval").body)
-        return tuple(Part(c.func.id, {k.arg: ast.unparse(k.value) for k in c.keywords if k.arg}) for c in calls if isinstance(c.func, ast.Name))
+        return tuple(
+            Part(c.func.id, {k.arg: ast.unparse(k.value) for k in c.keywords if k.arg})
+            for c in calls
+            if isinstance(c.func, ast.Name)
+        )
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
 
@@ -63,7 +67,11 @@ def forced(policy: str) -> str:
     if not chain:
         return "not recorded"
     read = chain[-1].parameters
-    words = [f"{word} {read[n]}" for n, word in (("sinks", "first"), ("recent", "newest")) if "read" in read and read.get(n, "0") != "0"]
+    words = [
+        f"{word} {read[n]}"
+        for n, word in (("sinks", "first"), ("recent", "newest"))
+        if "read" in read and read.get(n, "0") != "0"
+    ]
     return ", ".join(words + ["newest page"] * ("forced" in read.get("tail", ""))) or "none"
 
 

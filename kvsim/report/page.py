@@ -8,13 +8,16 @@ from pathlib import Path
 
 from kvsim.errors import WrongUse
 from kvsim.metrics.run import RunTables, open_run
-from kvsim.report.export import write_images
+from kvsim.report.export import write_png, write_svg
 from kvsim.report.html import Figure, Section, render
 from kvsim.report.sections import sections
 
 
 def report(
-    run_dirs: str | Path | Sequence[str | Path], out: str | Path = "report.html", png: str | Path | None = None, svg: str | Path | None = None
+    run_dirs: str | Path | Sequence[str | Path],
+    out: str | Path = "report.html",
+    png: str | Path | None = None,
+    svg: str | Path | None = None,
 ) -> Path:
     """One self-contained page of one or several runs -> its path. png, svg: folders for the charts as images.
 
@@ -30,9 +33,10 @@ def report(
     aside.write_text(render(_title(runs), _lead(runs), parts), encoding="utf-8")
     os.replace(aside, out)
     figures = [b for s in parts for b in s.blocks if isinstance(b, Figure)]
-    for kind, folder in (("png", png), ("svg", svg)):
-        if folder is not None:
-            write_images(figures, Path(folder), kind)
+    if png is not None:
+        write_png(figures, Path(png))
+    if svg is not None:
+        write_svg(figures, Path(svg))
     return out
 
 
@@ -54,7 +58,7 @@ def _trace(run: RunTables) -> str:
 def _lead(runs: Sequence[RunTables]) -> list[str]:
     many = sum(len(r.policies) for r in runs)
     return [
-        f"kvsim replayed {many} KV-cache {'policies' if many > 1 else 'policy'} on attention captured from a model: each says what to keep, how to "
-        "store it and what to read; one engine does it, measures what is lost against full attention, and counts every byte. "
+        f"kvsim replayed {many} KV-cache {'policies' if many > 1 else 'policy'} on attention captured from a model: a policy says what to keep, "
+        "how to store it and what to read; one engine does it, measures what is lost against full attention, and counts every byte. "
         "No text was generated and no GPU was timed."
     ]

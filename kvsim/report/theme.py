@@ -56,6 +56,7 @@ PICKED = ("#D55E01", "#FF8A3E")
 # light -> dark: the page rewrites the colours of a specification with it
 SWAP = dict([*((light, dark) for light, dark, _, _ in FAMILIES.values()), *SPARE, *FATES.values(), EVIDENCE, PICKED])
 
+ERROR_TITLE = "output error (relative L2, log scale)"
 FONT = "Inter, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', Arial, sans-serif"
 TOKENS = (
     "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + 'M' : "
@@ -119,8 +120,8 @@ def prepare(frame: pl.DataFrame) -> pl.DataFrame:
             raise WrongUse(f"column {name!r}: expected letters, digits and _, because Vega reads dots and brackets as paths")
         if not (dtype.is_numeric() or dtype in (pl.String, pl.Boolean)) or dtype.is_decimal():
             raise WrongUse(f"column {name!r} of {dtype}: expected numbers, text or booleans")
-    floats = [pl.when(pl.col(n).is_finite()).then(pl.col(n).cast(pl.Float64).round_sig_figs(5)).alias(n) for n, t in frame.schema.items() if t.is_float()]
-    return frame.with_columns(floats)
+    floats = [pl.col(n).cast(pl.Float64) for n, t in frame.schema.items() if t.is_float()]
+    return frame.with_columns(pl.when(x.is_finite()).then(x.round_sig_figs(5)) for x in floats)
 
 
 def doublings(low: float, high: float) -> list[float]:
@@ -129,31 +130,46 @@ def doublings(low: float, high: float) -> list[float]:
     return [float(2**i) for i in range(first, last + 1, 1 + (last - first) // 9)]
 
 
-def error_axis(grid: bool = True) -> alt.Axis:
+def ends(values: pl.Series, otherwise: tuple[float, float]) -> tuple[float, float]:
+    """The least and the largest value, or `otherwise` when there is none."""
+    told = values.drop_nulls().cast(pl.Float64).to_list()
+    return (min(told), max(told)) if told else otherwise
+
+
+def floored(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with `error`: rel_l2, at least the floor of its logarithmic axis."""
+    return frame.with_columns(error=pl.col("rel_l2").clip(LEAST_ERROR, None))
+
+
+def error_axis() -> alt.Axis:
     """Decades of a logarithmic axis of output error."""
-    return alt.Axis(format="~g", values=[0.001, 0.01, 0.1, 1, 10, 100], grid=grid)
+    return alt.Axis(format="~g", values=[0.001, 0.01, 0.1, 1, 10, 100], grid=True)
 
 
 def error_scale(errors: pl.Series) -> alt.Scale:
-    """Logarithmic, from the floor to the largest error."""
-    top = errors.max()
-    return alt.Scale(type="log", nice=False, domain=[LEAST_ERROR, max(1.2 * float(top), 0.1) if isinstance(top, float) else 1.0])
+    """Logarithmic, from the floor to above the largest error."""
+    return alt.Scale(type="log", nice=False, domain=[LEAST_ERROR, max(1.2 * ends(errors, (1.0, 1.0))[1], 0.1)])
+
+
+def percent_axis() -> alt.Axis:
+    return alt.Axis(format=".0%", tickCount=5)
 
 
 def policy_channels(look: Sequence[Style], mark: str) -> dict[str, Any]:
     """Colour with dash (mark "line") or with shape ("point") by policy label, in one legend."""
     domain = [s.label for s in look]
-    symbol = {"symbolType": "stroke", "symbolSize": 400, "symbolStrokeWidth": 2} if mark == "line" else {}
+    symbol: dict[str, Any] = {"symbolType": "stroke", "symbolSize": 400, "symbolStrokeWidth": 2} if mark == "line" else {}
     columns = 4 if max(map(len, domain), default=0) < 28 else 3
-    both = {
-        "title": None,
-        "sort": domain,
-        "legend": alt.Legend(title=None, columns=columns, labelLimit=300, symbolLimit=0, symbolOpacity=1, **symbol),
+    legend = alt.Legend(title=None, columns=columns, labelLimit=300, symbolLimit=0, symbolOpacity=1, **symbol)
+    both: dict[str, Any] = {"title": None, "sort": domain, "legend": legend}
+    channels: dict[str, Any] = {
+        "color": alt.Color("policy:N", scale=alt.Scale(domain=domain, range=[s.colour for s in look]), **both)
     }
-    colour = alt.Color("policy:N", scale=alt.Scale(domain=domain, range=[s.colour for s in look]), **both)
     if mark == "line":
-        return {"color": colour, "strokeDash": alt.StrokeDash("policy:N", scale=alt.Scale(domain=domain, range=[s.dash for s in look]), **both)}
-    return {"color": colour, "shape": alt.Shape("policy:N", scale=alt.Scale(domain=domain, range=[s.shape for s in look]), **both)}
+        channels["strokeDash"] = alt.StrokeDash("policy:N", scale=alt.Scale(domain=domain, range=[s.dash for s in look]), **both)
+    else:
+        channels["shape"] = alt.Shape("policy:N", scale=alt.Scale(domain=domain, range=[s.shape for s in look]), **both)
+    return channels
 
 
 def dash_by_rank(look: Sequence[Style]) -> alt.StrokeDashValue:
@@ -163,7 +179,9 @@ def dash_by_rank(look: Sequence[Style]) -> alt.StrokeDashValue:
 
 def config(dark: bool = False) -> dict[str, Any]:
     """The Vega-Lite configuration of every chart; a chart that configures itself would override it and break the dark page."""
-    strong, soft, grid, ground = ("#E6E8EB", "#A7AFB8", "#30363D", "#12161B") if dark else ("#1B1F24", "#57606A", "#E4E7EB", "#FFFFFF")
+    strong, soft, grid, ground = (
+        ("#E6E8EB", "#A7AFB8", "#30363D", "#12161B") if dark else ("#1B1F24", "#57606A", "#E4E7EB", "#FFFFFF")
+    )
     return {
         "background": ground,
         "font": FONT,

@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import altair as alt
 import polars as pl
 
-from kvsim.report.theme import FATES, LEAST_ERROR, PICKED, Style, error_axis, error_scale, prepare
+from kvsim.report import theme
+from kvsim.report.theme import FATES, PICKED, Style
 
-PERCENT = alt.Axis(format=".0%", tickCount=5)
+ROW = 22  # pixels of one policy
+PICK_TITLE = (
+    "isDefined(pick.layer) ? 'Layer ' + pick.layer + ', query head ' + pick.q_head + ' under every policy'"
+    " : 'All heads under every policy'"
+)
 
 
 def mass_by_fate(parts: pl.DataFrame, quality: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatChart:
-    """parts (policy, part, order, mass), quality (policy, rel_l2) -> bars of the dense attention mass by fate, output error beside them."""
+    """parts (policy, part, order, mass), quality (policy, rel_l2) -> bars of the dense attention mass by fate, output error beside."""
     domain = [p for p in FATES if p in set(parts.filter(pl.col("mass") > 0)["part"])]
-    shown = prepare(parts.filter(pl.col("part").is_in(domain)))
     y = alt.Y("policy:N", sort=[s.label for s in look], title=None)
-    height = 22 * len(look)
     bars = (
-        alt.Chart(shown)
+        alt.Chart(theme.prepare(parts.filter(pl.col("part").is_in(domain))))
         .mark_bar()
         .encode(
-            x=alt.X("mass:Q", title="dense attention mass", scale=alt.Scale(domain=[0, 1]), axis=PERCENT),
+            x=alt.X("mass:Q", title="dense attention mass", scale=alt.Scale(domain=[0, 1]), axis=theme.percent_axis()),
             y=y,
             order="order:Q",
-            color=alt.Color("part:N", title=None, sort=domain, scale=alt.Scale(domain=domain, range=[FATES[p][0] for p in domain])),
+            color=alt.Color(
+                "part:N", title=None, sort=domain, scale=alt.Scale(domain=domain, range=[FATES[p][0] for p in domain])
+            ),
             tooltip=["policy:N", alt.Tooltip("part:N", title="fate"), alt.Tooltip("mass:Q", format=".2%")],
         )
-        .properties(width=560, height=height)
     )
-    errors = prepare(quality.select("policy", "rel_l2").with_columns(error=pl.col("rel_l2").clip(LEAST_ERROR, None)))
+    errors = theme.prepare(theme.floored(quality.select("policy", "rel_l2")))
     dots = (
         alt.Chart(errors)
         .mark_point(filled=True, size=80, opacity=1, color=PICKED[0])
         .encode(
-            x=alt.X("error:Q", title="output error (relative L2, log scale)", scale=error_scale(errors["error"]), axis=error_axis()),
+            x=alt.X("error:Q", title=theme.ERROR_TITLE, scale=theme.error_scale(errors["error"]), axis=theme.error_axis()),
             y=y.axis(alt.Axis(labels=False, ticks=False, grid=True)),
             tooltip=["policy:N", alt.Tooltip("rel_l2:Q", format=".3g", title="output error")],
         )
-        .properties(width=300, height=height)
     )
-    return alt.hconcat(bars, dots, spacing=28).properties(
-        description="Stacked bars of dense attention mass by what became of it, one per policy, with the output error of the policy beside."
+    height = ROW * len(look)
+    return alt.hconcat(
+        bars.properties(width=560, height=height), dots.properties(width=300, height=height), spacing=28
+    ).properties(
+        description="Bars of the dense attention mass by what became of it, one per policy, with the policy's output error beside."
     )
 
 
@@ -50,21 +57,47 @@ def layer_head_map(cells: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatCha
     """cells (policy, layer, q_head, rel_l2, missed_mass, evidence_recall) -> a map of output error by layer and query head for one
     policy, chosen from a menu; a click on a cell shows that head under every policy beside it."""
     labels = [s.label for s in look]
-    data = prepare(cells.with_columns(error=pl.col("rel_l2").clip(LEAST_ERROR, None)))
+    data = theme.prepare(theme.floored(cells))
     worst = data.filter(pl.col("policy") == labels[0]).sort("rel_l2", descending=True, nulls_last=True).row(0, named=True)
+    at_first = [{"layer": worst["layer"], "q_head": worst["q_head"]}]
     shown = alt.param("shown", value=labels[0], bind=alt.binding_select(options=labels, name="policy on the map: "))
-    pick = alt.selection_point("pick", fields=["layer", "q_head"], toggle=False, clear="dblclick", value=[{n: worst[n] for n in ("layer", "q_head")}])
-    layers, heads = data["layer"].n_unique(), data["q_head"].n_unique()
-    low, high = _range(data["error"])
-    where = [alt.Tooltip("layer:O"), alt.Tooltip("q_head:O", title="query head"), alt.Tooltip("policy:N")]
-    values = [
-        alt.Tooltip("rel_l2:Q", format=".3g", title="output error"),
-        alt.Tooltip("missed_mass:Q", format=".2%", title="missed mass"),
-        alt.Tooltip("evidence_recall:Q", format=".1%", title="evidence recall"),
+    pick = alt.selection_point("pick", fields=["layer", "q_head"], toggle=False, clear="dblclick", value=at_first)
+    grid = _grid(data, pick).properties(
+        width=_span(data["q_head"].n_unique(), 400), height=max(_span(data["layer"].n_unique(), 400), ROW * len(look))
+    )
+    y = alt.Y("policy:N", sort=labels, title=None)
+    error = alt.X("error:Q", title="output error (log scale)", scale=theme.error_scale(data["error"]), axis=theme.error_axis())
+    missed = alt.X(
+        "missed_mass:Q", title="missed mass", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", values=[0, 0.5, 1])
+    )
+    details = [
+        _detail(data, pick, x, y_).properties(width=230, height=ROW * len(look)) for x, y_ in ((error, y), (missed, y.axis(None)))
     ]
-    grid = (
+    titled = (
+        alt.hconcat(
+            grid, title=alt.Title("Output error by layer and query head", subtitle="click a cell; a double click shows all heads")
+        ),
+        alt.hconcat(
+            *details,
+            spacing=18,
+            title=alt.Title(alt.expr(PICK_TITLE), subtitle="dot: the head picked on the map; ticks: the others"),
+        ),
+    )
+    return (
+        alt.hconcat(*titled, spacing=40)
+        .add_params(shown)
+        .properties(
+            description="Map of output error by layer and query head for one policy; the picked head under every policy beside it."
+        )
+    )
+
+
+def _grid(data: pl.DataFrame, pick: alt.Parameter) -> alt.Chart:
+    decades = _decades(data["error"])
+    picked = alt.when(pick, empty=False)
+    return (
         alt.Chart(data)
-        .transform_filter("datum.policy == shown")
+        .transform_filter("datum.policy === shown")
         .mark_rect(cursor="pointer")
         .encode(
             x=alt.X("q_head:O", title="query head", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
@@ -72,43 +105,42 @@ def layer_head_map(cells: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatCha
             color=alt.Color(
                 "error:Q",
                 title="output error",
-                scale=alt.Scale(type="log", domain=[low, high], clamp=True, scheme="viridis"),
-                legend=alt.Legend(format="~g", values=[0.001, 0.01, 0.1, 1, 10], orient="bottom", offset=8),
+                scale=alt.Scale(type="log", domain=[decades[0], decades[-1]], clamp=True, scheme="viridis"),
+                legend=alt.Legend(format="~g", values=decades, orient="bottom", offset=8),
             ),
-            stroke=alt.when(pick, empty=False).then(alt.value(PICKED[0])).otherwise(alt.value(None)),
-            strokeWidth=alt.when(pick, empty=False).then(alt.value(3)).otherwise(alt.value(0)),
-            tooltip=where + values,
+            stroke=picked.then(alt.value(PICKED[0])).otherwise(alt.value(None)),
+            strokeWidth=picked.then(alt.value(3)).otherwise(alt.value(0)),
+            tooltip=_tooltip(),
         )
         .add_params(pick)
-        .properties(width=_span(heads, 400), height=max(_span(layers, 400), 22 * len(look)))
-    )
-    map_ = alt.hconcat(grid, title=alt.Title("Output error by layer and query head", subtitle="click a cell; double click shows all heads"))
-    y = alt.Y("policy:N", sort=labels, title=None)
-    panels = [
-        _detail(data, pick, y, "error", alt.X("error:Q", title="output error (log scale)", scale=error_scale(data["error"]), axis=error_axis()), where + values),
-        _detail(data, pick, y.axis(None), "missed_mass", alt.X("missed_mass:Q", title="missed mass", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", values=[0, 0.5, 1])), where + values),
-    ]
-    said = "isDefined(pick.layer) ? 'Layer ' + pick.layer + ', query head ' + pick.q_head + ' under every policy' : 'All heads under every policy'"
-    detail = alt.hconcat(*(p.properties(width=230, height=22 * len(look)) for p in panels), spacing=18).properties(
-        title=alt.Title(alt.expr(said), subtitle="dot: the head picked on the map; ticks: the other heads")
-    )
-    return alt.hconcat(map_, detail, spacing=40).add_params(shown).properties(
-        description="Map of output error by layer and query head for one policy, and the picked head under every policy beside it."
     )
 
 
-def _detail(data: pl.DataFrame, pick: alt.Parameter, y: alt.Y, field: str, x: alt.X, tooltip: list[alt.Tooltip]) -> alt.LayerChart:
+def _detail(data: pl.DataFrame, pick: alt.Parameter, x: alt.X, y: alt.Y) -> alt.LayerChart:
     base = alt.Chart(data).encode(x=x, y=y)
     ticks = base.mark_tick(opacity=0.4, thickness=1, color="#8A929B", aria=False)
-    dots = base.mark_point(filled=True, size=80, opacity=1, color=PICKED[0]).encode(tooltip=tooltip).transform_filter(pick)
-    return alt.layer(ticks, dots)
+    dots = base.mark_point(filled=True, size=80, opacity=1, color=PICKED[0]).encode(tooltip=_tooltip()).transform_filter(pick)
+    return ticks + dots
 
 
-def _range(errors: pl.Series) -> tuple[float, float]:
-    """The middle nine tenths, at least a decade wide, so that one head does not flatten the map."""
-    low, high = (errors.quantile(q) or LEAST_ERROR for q in (0.05, 0.95))
-    return low, max(high, 10 * low)
+def _tooltip() -> list[alt.Tooltip]:
+    return [
+        alt.Tooltip("layer:O"),
+        alt.Tooltip("q_head:O", title="query head"),
+        alt.Tooltip("policy:N"),
+        alt.Tooltip("rel_l2:Q", format=".3g", title="output error"),
+        alt.Tooltip("missed_mass:Q", format=".2%", title="missed mass"),
+        alt.Tooltip("evidence_recall:Q", format=".1%", title="evidence recall"),
+    ]
+
+
+def _decades(errors: pl.Series) -> list[float]:
+    """The decades around every error above the floor."""
+    low, high = theme.ends(errors.filter(errors > theme.LEAST_ERROR), (theme.LEAST_ERROR, 1.0))
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    return [float(f"1e{n}") for n in range(first, max(last, first + 1) + 1)]
 
 
 def _span(cells: int, most: int) -> int:
+    """Pixels along one side of the map."""
     return max(160, min(cells * 24, most), cells * 9)

@@ -1,43 +1,67 @@
-"""What did one head keep and read? Position across, decode steps down, one strip per policy, evidence marked."""
+"""What did one head keep and read? Position across, decode steps down, one strip per policy, evidence framed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import altair as alt
 import polars as pl
 
-from kvsim.report.theme import EVIDENCE, STATES, prepare
+from kvsim.report import theme
+from kvsim.report.theme import EVIDENCE, STATES
 
 WIDTH = 1000
 
 
-def kept_and_read(strips: Sequence[tuple[str, pl.DataFrame]], evidence: pl.DataFrame, cells: int, tokens: int, steps: tuple[int, int]) -> alt.VConcatChart:
-    """strips (title, rectangles of metrics.raster), evidence (start, stop, label), cells across, tokens a cell, first and last step."""
-    spans = prepare(evidence)
-    strip = [_strip(title, rows, (0, cells * tokens), steps, last=i == len(strips) - 1) for i, (title, rows) in enumerate(strips)]
-    if evidence.height:
-        strip = [alt.layer(c, *_evidence(spans, named=i == 0)).properties(title=c.title) for i, c in enumerate(strip)]
-    width = cells * max(1, WIDTH // cells)  # whole pixels a cell, or its edges show as hairlines
+class Extent(NamedTuple):
+    """What a strip spans: cells across and tokens a cell; first and last decode step."""
+
+    cells: int
+    tokens: int
+    first: int
+    last: int
+
+
+def kept_and_read(strips: Sequence[tuple[str, pl.DataFrame]], evidence: pl.DataFrame, extent: Extent) -> alt.VConcatChart:
+    """strips (title, rectangles of metrics.raster), evidence (start, stop, label) -> one strip under the other."""
+    spans = theme.prepare(evidence)
+    width = extent.cells * max(1, WIDTH // extent.cells)  # whole pixels a cell, or its edges show as hairlines
+    charts: list[alt.Chart | alt.LayerChart] = []
+    for i, (title, rows) in enumerate(strips):
+        strip: alt.Chart | alt.LayerChart = _strip(rows, extent, last=i == len(strips) - 1)
+        if evidence.height:
+            strip = alt.LayerChart(layer=[strip, *_evidence(spans, named=i == 0)])
+        charts.append(strip.properties(width=width, height=80, title=alt.Title(title, fontSize=12, offset=6)))
     return (
-        alt.vconcat(*(c.properties(width=width, height=80) for c in strip), spacing=14)
+        alt.vconcat(*charts, spacing=14)
         .resolve_scale(color="shared", opacity="shared")
-        .properties(description="For one head: position in the context across, decode steps down; what each policy read, kept unread, or no longer had.")
+        .properties(
+            description="One head, position across and decode steps down: what each policy read, kept unread, or no longer had."
+        )
     )
 
 
-def _strip(title: str, rows: pl.DataFrame, positions: tuple[int, int], steps: tuple[int, int], last: bool) -> alt.Chart:
-    across = alt.Axis(format=",d", tickCount=10, labels=last)
-    down = alt.Axis(format="d", values=list(dict.fromkeys(steps)), grid=False, titleX=-30, titleY=96, titleAlign="left", titleBaseline="top")
+def _strip(rows: pl.DataFrame, extent: Extent, last: bool) -> alt.Chart:
+    """Only the last strip names its axes."""
+    across = alt.Axis(format=",d", tickCount=10, labels=last, title="position in the context (tokens)" if last else None)
+    steps = list(dict.fromkeys((extent.first, extent.last)))
+    down = alt.Axis(format="d", values=steps, grid=False, title="decode step" if last else None)
+    down.titleX, down.titleY, down.titleBaseline = -30, 96, "top"
     return (
-        alt.Chart(prepare(rows), title=alt.Title(title, fontSize=12, offset=6))
+        alt.Chart(theme.prepare(rows))
         .mark_rect(aria=False)
         .encode(
-            x=alt.X("start:Q", title="position in the context (tokens)" if last else None, scale=alt.Scale(domain=positions, nice=False), axis=across),
+            x=alt.X("start:Q", scale=alt.Scale(domain=[0, extent.cells * extent.tokens], nice=False), axis=across),
             x2="stop:Q",
-            y=alt.Y("first:Q", title="decode step" if last else None, scale=alt.Scale(domain=[steps[1] + 1, steps[0]], nice=False), axis=down),
+            y=alt.Y("first:Q", scale=alt.Scale(domain=[extent.last + 1, extent.first], nice=False), axis=down),
             y2="last:Q",
-            color=alt.Color("state:N", title=None, sort=list(STATES), scale=alt.Scale(domain=list(STATES), range=[c for c, _ in STATES.values()])),
+            color=alt.Color(
+                "state:N",
+                title=None,
+                sort=list(STATES),
+                scale=alt.Scale(domain=list(STATES), range=[c for c, _ in STATES.values()]),
+            ),
             opacity=alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.12, 1]), legend=None),
             tooltip=[
                 alt.Tooltip("start:Q", title="from position"),
