@@ -79,7 +79,7 @@ class Curves:
         dim = src.layer.value_dim
         sums, weight = np.zeros((rows, len(self.grid) + 1, dim)), np.zeros((rows, len(self.grid) + 1))
         bucket_values(
-            held.dots, src.whole("v", block.head), held.flags, picked.pages.start, bucket.reshape(len(block.t), block.group, pages),
+            held.dots, src.whole("v", block.head), block.first, block.t, picked.pages.start, bucket.reshape(len(block.t), block.group, pages),
             np.float32(src.unit), np.float32(src.cap), block.lse, sums, weight,
         )  # fmt: skip
         total, z = sums.cumsum(1)[:, :-1], weight.cumsum(1)[:, :-1] + block.sink_mass[:, None]

@@ -13,6 +13,7 @@ from kvsim.kernels.exp import exp2_32, exp2_64
 ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR = 1, 2, 4, 8, 16
 MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS = range(6)
 ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEY_GROUPS, VALUE_GROUPS = range(7)
+NEAR_PAGES = 128
 _LOW = np.float32(-1e30)
 
 
@@ -219,34 +220,39 @@ def tally(flags, start, union, key_group, value_group, counts):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def bucket_values(dots, values, flags, start, bucket, unit, cap, lse, sums, weight):
-    """Value sums of the live slots of every page, gathered by the bucket the page is in: slot s is position s.
+def bucket_values(dots, values, first, last, start, bucket, unit, cap, lse, sums, weight):
+    """Value sums of every page over the positions first[i] ... last[i], gathered by the bucket that the page is in.
 
-    bucket i32[nb, G, P]; sums f64[R, B, dv] += p v, weight f64[R, B] += p, p the dense probability."""
+    dots f32[T, R], values f32[T, dv], start i64[P + 1], bucket i32[nb, G, P]; sums f64[R, B, dv] += p v, weight f64[R, B] += p, with p
+    the dense probability."""
     nb, group, pages = bucket.shape
-    dim, width = values.shape[1], 1
+    width = 1
     for p in range(pages):
         width = max(width, start[p + 1] - start[p])
-    e = np.empty((group, width), np.float32)
-    live = np.empty(width, np.int64)
-    near, part = np.empty((width, dim), np.float32), np.empty(dim, np.float32)
-    for i in range(nb):
-        for p in range(pages):
-            n = 0
-            for s in range(start[p], start[p + 1]):
-                if flags[i, s] & ALIVE:
-                    live[n] = s
-                    for j in range(dim):
-                        near[n, j] = values[s, j]
-                    n += 1
-            for g in range(group):
-                r, b = i * group + g, bucket[i, g, p]
-                for k in range(n):
-                    e[g, k] = _bend(dots[live[k], r], unit, cap) - np.float32(lse[r])
-                for k in range(n):
-                    e[g, k] = exp2_32(e[g, k])
-                for k in range(n):
-                    weight[r, b] += np.float64(e[g, k])
-                _weigh(e[g], near, n, part)
-                for j in range(dim):
-                    sums[r, b, j] += np.float64(part[j])
+    e, part = np.empty(width, np.float32), np.empty(values.shape[1], np.float32)
+    for near in range(0, pages, NEAR_PAGES):  # the columns of a few pages stay in the cache for all steps
+        for i in range(nb):
+            for p in range(near, min(near + NEAR_PAGES, pages)):
+                a, n = max(start[p], first[i]), min(start[p + 1], last[i] + 1) - max(start[p], first[i])
+                if n <= 0:
+                    continue
+                rows = values[a : a + n]
+                for g in range(group):
+                    r, b = i * group + g, bucket[i, g, p]
+                    shift = np.float32(lse[r])
+                    if cap == 0:
+                        for k in range(n):
+                            e[k] = dots[a + k, r] * unit - shift
+                    else:
+                        for k in range(n):
+                            e[k] = cap * np.tanh(dots[a + k, r] * unit / cap) - shift
+                    for k in range(n):
+                        e[k] = exp2_32(e[k])
+                    total = 0.0
+                    for k in range(n):
+                        total += np.float64(e[k])
+                    weight[r, b] += total
+                    _weigh(e, rows, n, part)
+                    into = sums[r, b]
+                    for j in range(part.shape[0]):
+                        into[j] += np.float64(part[j])
