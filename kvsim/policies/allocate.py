@@ -52,7 +52,7 @@ def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:
 def largest_remainder(raw: Any, total: int) -> NDArray[np.int64]:
     """Real parts f64[n] -> whole parts of that total: rounded down, the rest to the largest remainders, ties to the lower one."""
     raw = np.asarray(raw, np.float64)
-    parts = np.floor(raw + 1e-9).astype(np.int64)
+    parts = np.floor(raw).astype(np.int64)
     first = np.argsort(-np.round(raw - parts, 9), kind="stable")
     parts[first[: total - int(parts.sum())]] += 1
     return parts

@@ -55,6 +55,7 @@ def test_the_id_is_the_name_and_a_hash_of_what_it_means(tmp_path):
     policy = saved(tmp_path, BOOK)
     assert re.fullmatch("book@[0-9a-f]{12}", policy.id)
     spelled = BOOK.replace('"2-3, 7"', '"2"').replace("[layers]", f'[layers]\n"3,7" = "{H2O}"\n"5" = "{QUEST}"')
+    spelled = spelled.replace("[heads.2]", f'[heads.2]\n"2" = "{H2O}"')
     assert saved(tmp_path, spelled) == policy
     assert saved(tmp_path, BOOK.replace("tokens(40)", "tokens(41)")).id != policy.id
     assert saved(tmp_path, BOOK.replace("[heads.2]", "[heads.4]")).id != policy.id

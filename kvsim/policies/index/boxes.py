@@ -88,10 +88,10 @@ def rounded(x: Floats, dtype: str) -> Floats:
 
 
 def above(x: Floats, dtype: str) -> Floats:
-    """The next larger number of the dtype, for numbers of that dtype below infinity."""
+    """The next larger number of the dtype, for numbers of that dtype below infinity, of the zeros +0."""
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):
             return np.nextafter(x.astype(dtype), np.asarray(np.inf, dtype)).astype(np.float64)
-    bits = (x + 0.0).astype(np.float32).view(np.int32)  # + 0.0: of the two zeros, the one that counts up
+    bits = x.astype(np.float32).view(np.int32)
     step = np.int32(0x10000)
     return np.where(x >= 0, bits + step, bits - step).view(np.float32).astype(np.float64)
