@@ -110,7 +110,7 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
 
     def measure(policy: str, name: str, form: Callable[[float | None], str]) -> str:
         low, high = sure.get((policy, name), (None, None))
-        return form(lost[policy][name]) + ("" if low is None else f"\n{form(low)} to {form(high)}")
+        return form(lost[policy][name]) + ("" if low is None else f"\n{form(low).removesuffix(' %')}–{form(high)}")
 
     rows = [
         (

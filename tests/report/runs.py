@@ -57,8 +57,13 @@ def write_run(
     for name, parts in made.items():
         if parts and name not in without:
             tables.write(path / f"{name}.parquet", parts)
-    spans = [{"label": "needle", "start": 5, "stop": 9, "kind": "evidence"}, {"label": "noise", "start": 1, "stop": 2, "kind": "other"}]
-    (path / "run.json").write_text(json.dumps(_about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans if evidence else []) | about))
+    spans = [
+        {"label": "needle", "start": 5, "stop": 9, "kind": "evidence"},
+        {"label": "noise", "start": 1, "stop": 2, "kind": "other"},
+    ]
+    (path / "run.json").write_text(
+        json.dumps(_about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans if evidence else []) | about)
+    )
     return path
 
 
@@ -68,7 +73,12 @@ def _about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans) 
     return {
         "schema": tables.RUN_SCHEMA,
         "version": "0.0.test",
-        "trace": {"id": "toy", "sha256": "0" * 64, "dtype": "float32", "source": {"model": "toy-model", "weight_format": "float32"}},
+        "trace": {
+            "id": "toy",
+            "sha256": "0" * 64,
+            "dtype": "float32",
+            "source": {"model": "toy-model", "weight_format": "float32"},
+        },
         "kv_dtype": "bfloat16",
         "policies": [{"id": p, "name": p, "role": "baseline" if p in BASELINES else "asked", "beside": None} for p in policies],
         "layers": [shape | {"layer": n, "captured": n in layers} for n in range(max(layers) + 1)],
@@ -85,9 +95,18 @@ def _ledger(made, unit, policy, kv_heads, prompt, steps) -> None:
     held = np.full(n, 12) if "h2o" in policy else visible
     read = np.minimum(8, visible) if "read=tokens" in policy else held
     columns = dict.fromkeys((f.name for f in tables.LEDGER if not f.nullable), 0) | unit
-    columns |= {"kv_head": np.repeat(np.arange(kv_heads), steps), "step": np.tile(np.arange(steps), kv_heads), "pos": pos, "visible_tokens": visible}
+    columns |= {
+        "kv_head": np.repeat(np.arange(kv_heads), steps),
+        "step": np.tile(np.arange(steps), kv_heads),
+        "pos": pos,
+        "visible_tokens": visible,
+    }
     columns |= {"held_tokens": held, "full_tokens": held, "read_tokens": read, "evicted_tokens": visible - held}
-    columns |= {"resident_bytes": held * ROW_BYTES, "read_bytes": read * ROW_BYTES, "index_bytes": visible * 8 if "quest" in policy else 0}
+    columns |= {
+        "resident_bytes": held * ROW_BYTES,
+        "read_bytes": read * ROW_BYTES,
+        "index_bytes": visible * 8 if "quest" in policy else 0,
+    }
     if "read=tokens" in policy:
         columns |= {"asked": 8.0, "asked_unit": "tokens"}
     made["ledger"].append(tables.table("ledger", columns))
@@ -102,10 +121,27 @@ def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> N
     lost = np.zeros(n) if policy == FULL else rng.uniform(0.05, 0.5, n)
     far, dense = rng.uniform(0.0005, 0.6, n), np.abs(np.sin(np.arange(n))) * 0.3  # the same dense attention under every policy
     columns = dict.fromkeys((f.name for f in tables.HEADS if not f.nullable), 0.5) | unit | {"dense": False, "rounds": 0}
-    columns |= {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "role": np.tile(role, q_heads)}
-    columns |= {"mass_recall": 1 - lost, "mass_evicted": lost if "h2o" in policy else 0.0, "mass_unread": 0.0 if "h2o" in policy else lost}
-    columns |= {"mass_quant": (1 - lost) / 2 if "kivi" in policy else 0.0, "mass_host": 0.0, "learned_sink_mass": 0.0, "far_mass": far}
-    columns |= {"far_recall": np.where(far >= 1e-3, 1 - lost, np.nan), "rel_l2": lost * 2, "read_tokens": prompt if policy == FULL else 8}
+    columns |= {
+        "q_head": np.repeat(np.arange(q_heads), steps),
+        "step": np.tile(np.arange(steps), q_heads),
+        "role": np.tile(role, q_heads),
+    }
+    columns |= {
+        "mass_recall": 1 - lost,
+        "mass_evicted": lost if "h2o" in policy else 0.0,
+        "mass_unread": 0.0 if "h2o" in policy else lost,
+    }
+    columns |= {
+        "mass_quant": (1 - lost) / 2 if "kivi" in policy else 0.0,
+        "mass_host": 0.0,
+        "learned_sink_mass": 0.0,
+        "far_mass": far,
+    }
+    columns |= {
+        "far_recall": np.where(far >= 1e-3, 1 - lost, np.nan),
+        "rel_l2": lost * 2,
+        "read_tokens": prompt if policy == FULL else 8,
+    }
     if evidence:
         columns |= {"evidence_dense": dense, "evidence_read": dense * (1 - lost), "evidence_mass": dense}
     made["heads"].append(tables.table("heads", columns))
@@ -117,14 +153,27 @@ def _curves(made, unit, rng, q_heads, pages, roles, evidence) -> None:
     for role in roles:
         columns = dict.fromkeys((f.name for f in tables.CURVES if not f.nullable), 0.5) | unit
         columns |= {"q_head": np.repeat(np.arange(q_heads), pages), "role": role, "pages": budgets, "tokens": budgets * 4}
-        columns |= {"union_pages_mean": budgets * 1.5, "read_bytes_mean": budgets * 4.0 * ROW_BYTES, "mass_recall_mean": share**0.5}
-        columns |= {"far_recall": share * rng.uniform(0.9, 1, len(share)), "rel_l2_mean": 1.01 - share, "rel_l2_p95": 1.02 - share}
+        columns |= {
+            "union_pages_mean": budgets * 1.5,
+            "read_bytes_mean": budgets * 4.0 * ROW_BYTES,
+            "mass_recall_mean": share**0.5,
+        }
+        columns |= {
+            "far_recall": share * rng.uniform(0.9, 1, len(share)),
+            "rel_l2_mean": 1.01 - share,
+            "rel_l2_p95": 1.02 - share,
+        }
         made["curves"].append(tables.table("curves", columns | ({"evidence_recall": share} if evidence else {})))
 
 
 def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:
     for head in range(q_heads):
-        rows = {"kv_head": [head // group] * steps, "q_head": [head] * steps, "step": list(range(steps)), "page_size": [4] * steps}
+        rows = {
+            "kv_head": [head // group] * steps,
+            "q_head": [head] * steps,
+            "step": list(range(steps)),
+            "page_size": [4] * steps,
+        }
         rows["pages"] = [sorted({*rng.choice((prompt + s) // 4, 1).tolist(), (prompt + s) // 4}) for s in range(steps)]
         made["plans"].append(tables.table("plans", rows | unit))
 

@@ -93,7 +93,7 @@ def layer_head_map(cells: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatCha
 
 
 def _grid(data: pl.DataFrame, pick: alt.Parameter) -> alt.Chart:
-    decades = _decades(data["error"])
+    domain, decades = _colours(data["error"])
     picked = alt.when(pick, empty=False)
     return (
         alt.Chart(data)
@@ -105,7 +105,7 @@ def _grid(data: pl.DataFrame, pick: alt.Parameter) -> alt.Chart:
             color=alt.Color(
                 "error:Q",
                 title="output error",
-                scale=alt.Scale(type="log", domain=[decades[0], decades[-1]], clamp=True, scheme="viridis"),
+                scale=alt.Scale(type="log", domain=domain, clamp=True, scheme="viridis"),
                 legend=alt.Legend(format="~g", values=decades, orient="bottom", offset=8),
             ),
             stroke=picked.then(alt.value(PICKED[0])).otherwise(alt.value(None)),
@@ -134,11 +134,12 @@ def _tooltip() -> list[alt.Tooltip]:
     ]
 
 
-def _decades(errors: pl.Series) -> list[float]:
-    """The decades around every error above the floor."""
+def _colours(errors: pl.Series) -> tuple[list[float], list[float]]:
+    """-> the domain, around every error above the floor and at least a decade wide; the decades inside it."""
     low, high = theme.ends(errors.filter(errors > theme.LEAST_ERROR), (theme.LEAST_ERROR, 1.0))
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    return [float(f"1e{n}") for n in range(first, max(last, first + 1) + 1)]
+    first = math.floor(math.log10(low) + 1e-9)
+    domain = [float(f"1e{first}"), max(high, float(f"1e{first + 1}"))]
+    return domain, [float(f"1e{n}") for n in range(first, math.floor(math.log10(domain[1]) + 1e-9) + 1)]
 
 
 def _span(cells: int, most: int) -> int:

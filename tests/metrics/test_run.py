@@ -1,0 +1,87 @@
+"""A run directory is read as it was written, or refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from kvsim import tables
+from kvsim.errors import BadTrace
+from kvsim.metrics.run import open_run
+from tests.report.runs import H2O, QUEST, write_run
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_run(tmp_path / "run", policies=(QUEST, H2O), steps=2, layers=(1,))
+
+
+def edit(path, **changes):
+    file = path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_what_was_written_comes_back(path):
+    run = open_run(path)
+    assert [(p.id, p.role, p.rows) for p in run.policies] == [(QUEST, "asked", True), (H2O, "asked", True)]
+    assert run.heads.collect()["policy"].to_list() == [QUEST] * 8 + [H2O] * 8
+    assert run.layers.collect().rows() == [(0, 64), (1, 64)]
+    for name, schema in tables.RUN_TABLES.items():
+        assert run.tables[name].collect_schema().names() == [f.name for f in schema]
+
+
+def test_a_table_that_was_not_written_is_empty(tmp_path):
+    run = open_run(write_run(tmp_path / "run", policies=(H2O,), without=("tiers", "events")))
+    assert run.tables["tiers"].collect().is_empty()
+    assert run.tables["curves"].collect().is_empty()
+
+
+def test_nan_and_infinity_are_null(path):
+    heads = pl.read_parquet(path / "heads.parquet")
+    odd = pl.Series("rel_l2", [np.nan, np.inf, -np.inf] + [0.5] * (heads.height - 3), pl.Float32)
+    heads.with_columns(odd).write_parquet(path / "heads.parquet")
+    assert open_run(path).heads.collect()["rel_l2"].to_list()[:4] == [None, None, None, 0.5]
+
+
+def test_unknown_columns_are_ignored_and_absent_optional_ones_are_null(path):
+    heads = pl.read_parquet(path / "heads.parquet")
+    heads.drop("evidence_dense").with_columns(novel=pl.lit(1)).write_parquet(path / "heads.parquet")
+    read = open_run(path).heads.collect()
+    assert "novel" not in read.columns
+    assert read["evidence_dense"].is_null().all()
+
+
+def test_a_policy_without_rows_and_rows_without_a_policy_are_both_told(path):
+    edit(path, policies=[{"id": "planned"}, {"id": QUEST, "role": "asked"}])
+    assert [(p.id, p.role, p.rows) for p in open_run(path).policies] == [
+        ("planned", "not recorded", False),
+        (QUEST, "asked", True),
+        (H2O, "not recorded", True),
+    ]
+
+
+def test_what_is_no_finished_run_is_refused_by_name(path, tmp_path):
+    with pytest.raises(BadTrace, match=r"nowhere: no run\.json, so not a finished run"):
+        open_run(tmp_path / "nowhere")
+    edit(path, schema="kvsim.run/2")
+    with pytest.raises(BadTrace, match=r"schema 'kvsim\.run/2', expected 'kvsim\.run/1'"):
+        open_run(path)
+    (path / "run.json").write_text("{")
+    with pytest.raises(BadTrace, match="not JSON"):
+        open_run(path)
+
+
+def test_a_lost_table_or_column_or_all_rows_are_refused_by_name(path):
+    heads = pl.read_parquet(path / "heads.parquet")
+    heads.drop("rel_l2", "cosine").write_parquet(path / "heads.parquet")
+    with pytest.raises(BadTrace, match=r"heads\.parquet: no column rel_l2, cosine"):
+        open_run(path)
+    heads.clear().write_parquet(path / "heads.parquet")
+    with pytest.raises(BadTrace, match=r"heads\.parquet: no rows"):
+        open_run(path)
+    (path / "ledger.parquet").unlink()
+    with pytest.raises(BadTrace, match=r"ledger\.parquet: missing"):
+        open_run(path)

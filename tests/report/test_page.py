@@ -1,0 +1,193 @@
+"""The page is one file that runs nothing but its own two scripts, whatever the names in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from kvsim.errors import BadTrace, WrongUse
+from kvsim.report import html
+from kvsim.report.facts import spans
+from kvsim.report.page import report
+from kvsim.report.sections import sections
+from tests.report.conftest import CASES, HOSTILE
+from tests.report.runs import H2O, QUEST, write_run
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, the text outside scripts, and the scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.text, self._open = [], [], "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+        if tag == "script":
+            self.scripts.append([dict(attrs), ""])
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] == "script":
+            self.scripts[-1][1] += data
+        elif not self._open or self._open[-1] != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def pages(runs, tmp_path_factory):
+    root = tmp_path_factory.mktemp("pages")
+    return {name: report(path, root / f"{path.name}.html").read_text() for name, path in runs.items()}
+
+
+def words(page):
+    return " ".join(Reader(page).text.split())
+
+
+def test_nothing_is_fetched(pages, hostile_page):
+    for page in [*pages.values(), hostile_page.read_text()]:
+        for tag, attributes in Reader(page).tags:
+            links = [v for k, v in attributes.items() if k in ("src", "href", "action", "data", "poster", "srcset")]
+            assert all(v.startswith("#") for v in links), tag
+            assert tag not in ("link", "iframe", "img", "object", "embed", "form", "base")
+
+
+def test_the_policy_admits_exactly_the_two_scripts(pages, hostile_page):
+    for page in [*pages.values(), hostile_page.read_text()]:
+        reader = Reader(page)
+        rule = next(a["content"] for t, a in reader.tags if a.get("http-equiv") == "Content-Security-Policy")
+        run = [text for attributes, text in reader.scripts if attributes.get("type") != "application/json"]
+        hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in run]
+        assert len(run) == 2
+        assert re.search(r"script-src ([^;]*);", rule).group(1).split() == hashes
+        assert "default-src 'none'" in rule
+        assert "unsafe-eval" not in rule
+        assert not any(name.startswith("on") for _, attributes in reader.tags for name in attributes)
+
+
+def test_hostile_names_are_text(hostile_page):
+    reader = Reader(hostile_page.read_text())
+    assert {t for t, _ in reader.tags}.isdisjoint({"img", "b"})
+    assert len([t for t, _ in reader.tags if t == "script"]) == 5
+    assert HOSTILE in reader.text
+    assert "49" not in re.findall(r"<h1>(.*?)</h1>", hostile_page.read_text())[0]
+
+
+def test_data_in_scripts_has_no_markup(hostile_page):
+    for attributes, text in Reader(hostile_page.read_text()).scripts:
+        if attributes.get("type") == "application/json":
+            assert not set("<>&\u2028") & set(text)
+            assert "NaN" not in text
+
+
+def test_the_bundle_may_stand_inside_a_script(pages):
+    bundle = html._bundle()
+    assert len(bundle) > 500_000
+    assert not any(mark in bundle.lower() for mark in ("</script", "<script", "<!--"))
+    assert pages["plain"].count(bundle) == 1
+
+
+def test_equal_data_is_kept_once(opened):
+    import json
+
+    figures = [b for s in sections(opened["plain"]) for b in s.blocks if isinstance(b, html.Figure)]
+    page = html.render("t", ["l"], [html.Section("s", blocks=figures)])
+    data = next(text for a, text in Reader(page).scripts if a.get("id") == "kvsim-data")
+    used = [name for f in figures for name in html.specification(f.chart)["datasets"]]
+    assert len(json.loads(data)) == len(set(used)) < len(used)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_reader_must_know_is_said(pages, case):
+    text = words(pages[case])
+    assert "Replay is open-loop: at every step the query comes from the run with full attention" in text
+    assert "No text was generated" in text
+    for term in ("Model", "Weight format", "KV dtype billed", "Head dim", "Query heads per KV head", "Contexts", "Loop", "forced reads", "dense layers"):
+        assert term in text
+    assert "mass recall" not in "".join(re.findall(r"<thead>.*?</thead>", pages[case].split("<figure>")[0], re.S))  # no table ranks by it
+
+
+def test_missing_facts_are_not_recorded(pages):
+    assert words(pages["nothing said"]).count("not recorded") >= 12
+
+
+def test_missing_baselines_and_tables_are_named(pages):
+    assert "Not in this run: full, oracle, random_read, recency" in words(pages["bare"])
+    assert "Not in this run: recency;" in words(pages["plain"])
+    assert "This run has no curves" in words(pages["bare"])
+    assert "No prompt of this run marks evidence" in words(pages["bare"])
+    assert "pages read not recorded (replay with --plans)" in pages["no plans"]
+
+
+def test_few_contexts_get_no_interval_and_eight_do(pages):
+    assert "2 contexts: no interval" in words(pages["plain"])
+    assert "95 % bootstrap interval over 8 contexts" in words(pages["roles"])
+
+
+def test_roles_are_split_in_tables_and_charts(pages):
+    text = words(pages["roles"])
+    assert "evidence recall, question" in text
+    assert "output error, free answer" in text
+    assert '"options":["all decode steps","question","forced answer","free answer"]' in pages["roles"]
+    assert "evidence recall, free answer" not in words(pages["plain"])
+
+
+def test_baselines_forced_to_read_other_tokens_are_no_pair(tmp_path):
+    free = "full() >> random_read(read=tokens(8), page=4, sinks=0, recent=0, tail='free', refresh=1, seed=0)"
+    policies = [{"id": QUEST, "role": "asked"}, {"id": free, "role": "baseline", "beside": QUEST}]
+    page = report(write_run(tmp_path / "run", policies=(QUEST, free), about=None, **{"trace": None}), tmp_path / "page.html")
+    assert "no like-for-like pair" not in words(page.read_text())  # asked for itself: nobody said it is a baseline
+    path = write_run(tmp_path / "beside", policies=(QUEST, free))
+    import json
+
+    about = json.loads((path / "run.json").read_text()) | {"policies": policies}
+    (path / "run.json").write_text(json.dumps(about))
+    said = words(report(path, tmp_path / "page.html").read_text())
+    assert "random_read 8 and quest 8 are no like-for-like pair: forced to read none; newest page." in said
+
+
+def test_several_runs_stand_one_after_the_other(runs, tmp_path):
+    page = report([runs["plain"], runs["bare"]], tmp_path / "deep" / "page.html")
+    names = [a["id"] for t, a in Reader(page.read_text()).tags if a.get("class") == "chart"]
+    assert len(names) == len(set(names)) == 11
+    assert {n.split("-")[0] for n in names} == {"run1", "run2"}
+
+
+def test_images_beside_the_page(runs, tmp_path):
+    report(runs["bare"], tmp_path / "page.html", png=tmp_path / "png", svg=tmp_path / "svg")
+    pngs, svgs = sorted((tmp_path / "png").iterdir()), sorted((tmp_path / "svg").iterdir())
+    assert [p.stem for p in pngs] == [s.stem for s in svgs] == ["fate", "map", "quality-bytes", "quality-tokens", "raster"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") and p.stat().st_size > 5_000 for p in pngs)
+    assert all("<svg" in s.read_text() for s in svgs)
+
+
+def test_bad_input_leaves_no_page(tmp_path):
+    with pytest.raises(BadTrace, match="not a finished run"):
+        report(tmp_path / "nothing", tmp_path / "page.html")
+    with pytest.raises(WrongUse, match="no run"):
+        report([], tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_of_the_plan_without_rows_is_named(tmp_path):
+    path = write_run(tmp_path / "run", policies=(H2O,), policies_=None)
+    import json
+
+    about = json.loads((path / "run.json").read_text())
+    about["policies"].append({"id": "later()"})
+    (path / "run.json").write_text(json.dumps(about))
+    assert "Without rows in the tables: later()." in words(report(path, tmp_path / "page.html").read_text())
+
+
+def test_spans():
+    assert spans([5, 0, 1, 2]) == "0–2, 5"
+    assert spans([]) == ""
