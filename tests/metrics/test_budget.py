@@ -18,7 +18,7 @@ def run(tmp_path_factory):
 
 
 def test_means_and_ratios_of_sums(run):
-    weight = defaultdict(float)
+    weight: defaultdict[tuple, float] = defaultdict(float)
     for r in run.heads.collect().iter_rows(named=True):
         for role in (ALL_STEPS, r["role"]):
             key = r["policy"], r["request"], r["layer"], r["q_head"], role

@@ -121,12 +121,16 @@ def test_intervals_resample_whole_contexts(tmp_path):
     heads = open_run(write_run(tmp_path / "run", policies=(QUEST, FULL), contexts=8, layers=(0,))).heads
     found = intervals(heads)
     assert found.rows() == intervals(heads).rows()
-    point = {(r["policy"], m): r[m] for r in quality(heads).iter_rows(named=True) for m in ("far_recall", "evidence_recall", "rel_l2")}
+    point = {
+        (r["policy"], m): r[m] for r in quality(heads).iter_rows(named=True) for m in ("far_recall", "evidence_recall", "rel_l2")
+    }
     assert len(found) == len(point)
     for policy, measure, low, high in found.iter_rows():
         assert low <= point[policy, measure] + 1e-12
         assert high >= point[policy, measure] - 1e-12
         assert (low == high) == (policy == FULL)
     same = heads.with_columns(request=pl.col("request") // 8)
-    copies = pl.concat([same.with_columns(request=pl.lit(i, pl.Int32)) for i in range(8)])  # eight times one context: nothing varies
+    copies = pl.concat(
+        [same.with_columns(request=pl.lit(i, pl.Int32)) for i in range(8)]
+    )  # eight times one context: nothing varies
     assert all(math.isclose(low, high) for _, _, low, high in intervals(copies).iter_rows())

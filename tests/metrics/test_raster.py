@@ -41,7 +41,11 @@ def token_states(run, policy, step):
         for r in row["runs"]:
             tier |= dict.fromkeys(range(r["start"], r["stop"]), r["tier"] & 3)
     plan = run.tables["plans"].collect().filter(policy=policy, request=0, layer=3, q_head=2, step=step)
-    read = {t for row in plan.iter_rows(named=True) for p in row["pages"] for t in range(p * 4, p * 4 + 4)} if len(plan) else set(visible)
+    read = (
+        {t for row in plan.iter_rows(named=True) for p in row["pages"] for t in range(p * 4, p * 4 + 4)}
+        if len(plan)
+        else set(visible)
+    )
     return {t: STATES[1 if t not in read else 3 if tier[t] == 1 else 2] for t in visible if tier[t]}
 
 
@@ -78,7 +82,9 @@ def test_what_changed_and_the_whole_placement_are_the_same_story(run):
 def test_a_sliding_window_hides_what_left_it(run):
     tables = run.tables | {"ledger": run.ledger.with_columns(visible_tokens=pl.lit(10, pl.Int32))}
     grid = painted(raster(tables, FULL, PLACE, range(STEPS), 1, False), 1)
-    assert [[t for t, x in enumerate(row) if x] for row in grid] == [list(range(PROMPT + s - 9, PROMPT + s + 1)) for s in range(STEPS)]
+    assert [[t for t, x in enumerate(row) if x] for row in grid] == [
+        list(range(PROMPT + s - 9, PROMPT + s + 1)) for s in range(STEPS)
+    ]
 
 
 def test_pages_not_recorded_are_not_claimed_as_read(run):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import polars as pl
 import pytest
@@ -11,17 +9,12 @@ import pytest
 from kvsim import tables
 from kvsim.errors import BadTrace
 from kvsim.metrics.run import open_run
-from tests.report.runs import H2O, QUEST, write_run
+from tests.report.runs import H2O, QUEST, edit, write_run
 
 
 @pytest.fixture
 def path(tmp_path):
     return write_run(tmp_path / "run", policies=(QUEST, H2O), steps=2, layers=(1,))
-
-
-def edit(path, **changes):
-    file = path / "run.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_what_was_written_comes_back(path):

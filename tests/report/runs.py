@@ -36,9 +36,8 @@ def write_run(
     evidence: bool = True,
     without: Sequence[str] = (),
     seed: int = 0,
-    **about: Any,
 ) -> Path:
-    """A run directory. roles: in turn along the steps, in equal stretches. without: tables not written. about: entries of run.json."""
+    """A run directory. roles: in turn along the steps, in equal stretches. without: tables not written."""
     rng = np.random.default_rng(seed)
     path.mkdir(parents=True)
     made: dict[str, list[Any]] = {name: [] for name in tables.RUN_TABLES}
@@ -61,9 +60,15 @@ def write_run(
         {"label": "needle", "start": 5, "stop": 9, "kind": "evidence"},
         {"label": "noise", "start": 1, "stop": 2, "kind": "other"},
     ]
-    (path / "run.json").write_text(
-        json.dumps(_about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans if evidence else []) | about)
-    )
+    about = _about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans if evidence else [])
+    (path / "run.json").write_text(json.dumps(about))
+    return path
+
+
+def edit(path: Path, **entries: Any) -> Path:
+    """Entries of run.json, changed."""
+    file = path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
     return path
 
 

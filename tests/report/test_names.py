@@ -34,8 +34,22 @@ def test_budgets():
 
 
 def test_labels_show_budgets_and_what_differs():
-    ids = [QUEST, QUEST.replace("tokens(8)", "tokens(16)"), QUEST.replace("page=4", "page=8"), FULL, KIVI, KIVI.replace("k_bits=2", "k_bits=4")]
-    assert list(labels(ids).values()) == ["quest 8, page=4", "quest 16", "quest 8, page=8", "full", "kivi, k_bits=2", "kivi, k_bits=4"]
+    ids = [
+        QUEST,
+        QUEST.replace("tokens(8)", "tokens(16)"),
+        QUEST.replace("page=4", "page=8"),
+        FULL,
+        KIVI,
+        KIVI.replace("k_bits=2", "k_bits=4"),
+    ]
+    assert list(labels(ids).values()) == [
+        "quest 8, page=4",
+        "quest 16",
+        "quest 8, page=8",
+        "full",
+        "kivi, k_bits=2",
+        "kivi, k_bits=4",
+    ]
 
 
 @given(st.lists(st.one_of(st.text(max_size=80), st.sampled_from([QUEST, FULL, "x" * 60 + "a", "x" * 60 + "b"])), unique=True))

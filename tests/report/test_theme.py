@@ -50,7 +50,12 @@ def test_the_states_of_a_token_can_be_told_apart_by_every_eye(dark):
 
 
 def test_dark_colours_are_found_from_light_ones():
-    pairs = [(a, b) for a, b, _, _ in theme.FAMILIES.values()] + [*theme.SPARE, *theme.FATES.values(), theme.EVIDENCE, theme.PICKED]
+    pairs = [(a, b) for a, b, _, _ in theme.FAMILIES.values()] + [
+        *theme.SPARE,
+        *theme.FATES.values(),
+        theme.EVIDENCE,
+        theme.PICKED,
+    ]
     assert all(theme.SWAP[light] == dark for light, dark in pairs)  # no light colour with two dark ones
 
 
