@@ -78,7 +78,6 @@ class mib:
 
 Hold = tokens | share | kib | mib
 Budget = tokens | pages | share | kib | mib
-HOLD_UNITS = (tokens, share, kib, mib)
 READ_UNITS = (tokens, pages, share, kib, mib)
 
 
