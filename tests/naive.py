@@ -35,3 +35,64 @@ def survivors(score, protect, limit):
     """One kv head: the slots that a cut to `limit` leaves; the protected first, then by score, ties to the lower slot."""
     order = sorted(range(len(score)), key=lambda i: (not protect[i], -score[i], i))
     return sorted(order[:limit])
+
+
+# ------------------------------------------------------------------------------------------------ attention kernels
+def bent(x, unit, cap):
+    """A dot product as a logit in powers of two, soft-capped when cap > 0."""
+    return cap * np.tanh(x * unit / cap) if cap else x * unit
+
+
+def logits(dots, seen, unit, cap):
+    """dots [n, R], seen bool[R, n] -> logits [R, n] in powers of two, -inf where a row does not see the token."""
+    return np.where(seen, bent(np.float64(dots.T), unit, cap), -np.inf)
+
+
+def log_sum(x, sink):
+    """log2 of the sum of 2**x and 2**sink; 0 where there is nothing to sum."""
+    top = max([sink, *x])
+    return top + np.log2(sum(2.0 ** (np.array([sink, *x]) - top))) if top > -1e30 else 0.0
+
+
+def page_stats(dots, seen, start, unit, cap):
+    """Per page and row: the largest dot product (None: nothing seen) and the sum of 2**(logit - its logit)."""
+    pages, rows = len(start) - 1, dots.shape[1]
+    peak, mass = np.full((pages, rows), None), np.zeros((pages, rows))
+    for p, r in np.ndindex(pages, rows):
+        x = [float(dots[t, r]) for t in range(start[p], start[p + 1]) if seen[r, t]]
+        if x:
+            peak[p, r] = max(x)
+            mass[p, r] = sum(2.0 ** (bent(np.array(x), unit, cap) - bent(max(x), unit, cap)))
+    return peak, mass
+
+
+def best_tokens(score, seen, many):
+    """The positions of the highest scores of one row, ties to the lower position."""
+    return sorted(np.flatnonzero(seen), key=lambda t: (-score[t], t))[:many]
+
+
+def attend(true, own, values, own_values, lse, sink):
+    """One row over the tokens it read: dense logits and its own, exact values and its own -> dense probabilities, own probabilities, and
+    three outputs: all its own; exact logits and values; own logits and exact values."""
+    dense, e, f = 2.0 ** (true - lse), 2.0 ** (own - log_sum(own, sink)), 2.0 ** (true - log_sum(true, sink))
+    return dense, e, e @ own_values, f @ values, e @ values
+
+
+def tally(flags, union, page_of, key_group, value_group):
+    """What one step read: rows, keys full and coded, values full and coded, key and value groups touched."""
+    alive, key_coded, value_coded = 1, 2, 4
+    slots = [s for s in range(len(flags)) if flags[s] & alive and union[page_of[s]]]
+    keys, values = [s for s in slots if flags[s] & key_coded], [s for s in slots if flags[s] & value_coded]
+    groups = len({key_group[s] for s in keys}), len({value_group[s] for s in values})
+    return [len(slots), len(slots) - len(keys), len(keys), len(slots) - len(values), len(values), *groups]
+
+
+# ------------------------------------------------------------------------------------------------ order
+def ranked(score, kind):
+    """Pages by kind, those of kind 1 by score descending, ties to the lower page."""
+    return sorted(range(len(score)), key=lambda p: (kind[p], -score[p] if kind[p] == 1 else 0.0, p))
+
+
+def read_at(order, forced, k):
+    """The pages that a head reads at a budget of k, of an order whose first `forced` are read anyway."""
+    return {int(p) for p in order[: max(k, forced)]}

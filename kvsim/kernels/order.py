@@ -39,7 +39,9 @@ def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
     lower page. Exactly lexsort((page, -score, kind))."""
     keys = np.empty(score.shape, np.uint64)
     score = np.where(kind == RANKED, score + 0.0, 0.0)
-    _pack(score.astype(np.float32).view(np.uint32), kind, keys)
+    with np.errstate(over="ignore"):  # past float32 scores tie at infinity, until float64 tells them apart
+        near = score.astype(np.float32)
+    _pack(near.view(np.uint32), kind, keys)
     keys.sort(axis=1)
     order = np.empty(score.shape, np.int32)
     _unpack(keys, score, order)

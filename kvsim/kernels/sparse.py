@@ -33,7 +33,9 @@ def _weigh(e, rows, n, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start, chosen, unit, cap, lse, sink, sums, out, exact, mixed):
+def attend(
+    dots, blurred, values, blurred_values, pos, flags, marks, far, start, chosen, unit, cap, lse, sink, sums, out, exact, mixed
+):
     """Softmax over the live slots of the chosen pages, per step and query head, and what it weighs.
 
     dots f32[n, R]: q·k (row r = step * G + head); blurred f32[n, R] the same with decoded keys, used where KEY_BLUR (pass `dots`
@@ -93,7 +95,11 @@ def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start,
                 for k in range(n):
                     s = live[k]
                     true_e[g, k] = _bend(dots[s, r], unit, cap) - true_top[g]
-                    own_e[g, k] = _bend(blurred[s, r], unit, cap) - own_top[g] if flags[i, s] & KEY_BLUR else true_e[g, k] + (true_top[g] - own_top[g])
+                    own_e[g, k] = (
+                        _bend(blurred[s, r], unit, cap) - own_top[g]
+                        if flags[i, s] & KEY_BLUR
+                        else true_e[g, k] + (true_top[g] - own_top[g])
+                    )
                 for k in range(n):
                     own_e[g, k] = exp2_32(own_e[g, k])
                 if split:
@@ -145,6 +151,8 @@ def attend(dots, blurred, values, blurred_values, pos, flags, marks, far, start,
             sums[r, CODED_MASS] *= scale
             own_z[g] += exp2_64(sink[r] - np.float64(own_top[g]))
             true_z[g] += exp2_64(sink[r] - np.float64(true_top[g]))
+            if own_z[g] == 0.0:  # nothing was read: an output of zero
+                own_z[g] = true_z[g] = 1.0
             sums[r, OWN_EVIDENCE] /= own_z[g]
             for j in range(dim):
                 out[r, j] = total[0, g, j] / own_z[g]
@@ -171,7 +179,7 @@ def own_softmax(dots, row, live, read, unit, cap, sink, a):
     for h in range(heads):
         for g in range(group):
             x, w, mine = dots[h, row + g], a[h, g], read[h, min(g, read.shape[1] - 1)]
-            top = sink[h, g]
+            top = max(sink[h, g], -1e290)  # above what is not read, so that reading nothing weighs nothing
             for s in range(n):
                 keep = live[h, s] and mine[s]
                 w[s] = (x[s] * unit if cap == 0 else cap * np.tanh(x[s] * unit / cap)) if keep else -1e300
@@ -183,6 +191,7 @@ def own_softmax(dots, row, live, read, unit, cap, sink, a):
                 w[s] = e
                 z += e
             z += exp2_64(sink[h, g] - top)
+            z = z if z > 0.0 else 1.0
             for s in range(n):
                 w[s] /= z
 

@@ -1,0 +1,37 @@
+"""Stored bits become float32 exactly: every one of the 65 536 patterns, in any memory order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvsim.kernels.numbers import to_float32
+
+BITS = np.arange(2**16, dtype=np.uint16).reshape(-1, 16)
+
+
+def test_every_half():
+    with np.errstate(invalid="ignore"):
+        want = BITS.view(np.float16).astype(np.float32)
+    assert np.array_equal(to_float32(BITS.view(np.float16)), want, equal_nan=True)
+    assert np.array_equal(np.signbit(to_float32(BITS.view(np.float16))), np.signbit(want))  # the sign of zero
+
+
+def test_every_bfloat16_is_the_upper_half_of_a_float32():
+    got = to_float32(BITS)
+    assert np.array_equal(got.view(np.uint32), BITS.astype(np.uint32) << 16)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.uint16])
+def test_rows_are_padded_with_zeros_and_may_lie_apart(kind):
+    raw = BITS[1016:1024].view(np.float16).astype(kind) if kind != np.uint16 else BITS[1016:1024]
+    whole = to_float32(raw)
+    assert whole.dtype == np.float32
+    assert whole.flags.c_contiguous
+    padded = to_float32(raw, 13)
+    assert np.array_equal(padded[:8], whole)
+    assert padded.shape == (13, 16)
+    assert not padded[8:].any()
+    assert np.array_equal(to_float32(raw[::3, 1::2]), whole[::3, 1::2])
+    assert np.array_equal(to_float32(raw.T.copy().T), whole)
+    assert to_float32(raw[:0]).shape == (0, 16)

@@ -1,0 +1,73 @@
+"""One sort, and what is read off its order, against sorting and summing at every budget anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.kernels.order import ABSENT, FORCED, RANKED, accumulate, common, ranked, union_growth
+from tests import naive
+
+DRAWS = {
+    "plain": lambda rng, s: rng.standard_normal(s),
+    "ties": lambda rng, s: rng.integers(-2, 3, s) / 2,
+    "near": lambda rng, s: 1 + rng.integers(-3, 4, s) * 2.0**-40,  # equal in float32, apart in float64
+    "zeros": lambda rng, s: rng.choice([-0.0, 0.0], s),
+    "wide": lambda rng, s: rng.choice([-1e300, -1e38, -3.0, 0.0, 1e-45, 1e-300, 1e39, 1e300], s) * (1 + rng.integers(0, 2, s)),
+    "unbounded": lambda rng, s: rng.choice([-np.inf, 0.0, np.inf], s),
+}
+
+
+def pages(seed, rows, count, draw):
+    rng = np.random.default_rng(seed)
+    return rng, DRAWS[draw](rng, (rows, count)), rng.choice([FORCED, RANKED, RANKED, ABSENT], (rows, count)).astype(np.uint8)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("draw", DRAWS)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 50))
+@settings(deadline=None, max_examples=30)
+def test_pages_by_kind_score_and_number(draw, seed, rows, count):
+    _, score, kind = pages(seed, rows, count, draw)
+    order = ranked(score, kind)
+    assert order.tolist() == [naive.ranked(s, k) for s, k in zip(score.tolist(), kind.tolist(), strict=True)]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 30), st.integers(0, 30), st.integers(1, 40))
+@settings(deadline=None, max_examples=60)
+def test_sums_at_every_budget(seed, rows, count, forced, budgets):
+    rng = np.random.default_rng(seed)
+    order = np.argsort(rng.random((rows, count)), axis=1).astype(np.int32)
+    part, least, out = (
+        rng.random((rows, count)),
+        rng.integers(0, min(forced, count) + 1, rows),
+        np.full((rows, budgets), 7, np.float32),
+    )
+    accumulate(order, part, least, out)
+    for r, k in np.ndindex(rows, budgets):
+        assert out[r, k] == pytest.approx(sum(part[r, p] for p in naive.read_at(order[r], least[r], k + 1)), rel=1e-6)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6), st.integers(1, 20), st.integers(1, 25))
+@settings(deadline=None, max_examples=60)
+def test_unions_at_every_budget(seed, steps, group, count, budgets):
+    rng = np.random.default_rng(seed)
+    order = np.argsort(rng.random((steps, group, count)), axis=2).astype(np.int32)
+    least, rows = rng.integers(0, min(count, 3) + 1, steps), rng.integers(0, 17, (steps, count))
+    found, tokens = np.full((2, steps, budgets), 7)
+    union_growth(order, least, rows, found, tokens)
+    for i, k in np.ndindex(steps, budgets):
+        union = set().union(*(naive.read_at(o, least[i], k + 1) for o in order[i]))
+        assert (found[i, k], tokens[i, k]) == (len(union), sum(rows[i, p] for p in union))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 20))
+@settings(deadline=None, max_examples=40)
+def test_pages_in_common(seed, rows, count):
+    rng = np.random.default_rng(seed)
+    order = np.argsort(rng.random((rows, count)), axis=1).astype(np.int32)
+    marked, many, hits = rng.random((rows, count)) < 0.5, rng.integers(0, count + 1, rows), np.full(rows, 7)
+    common(order, marked, many, hits)
+    assert hits.tolist() == [marked[r, order[r, : many[r]]].sum() for r in range(rows)]
