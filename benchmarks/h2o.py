@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, race, ratio, show
-
 from kvsim.engine.run import Job, run_layer
 from kvsim.engine.source import Source
 from kvsim.kernels.numbers import to_float32
@@ -55,7 +55,9 @@ def naive(data: Lane, capacities: tuple[int, ...], steps: int) -> dict[int, list
             gap, size = np.linalg.norm(mine - out, axis=1), np.linalg.norm(out, axis=1)
             cosine = (mine * out).sum(1) / (np.linalg.norm(mine, axis=1) * size)
             tops = [np.isin(best[:, :r], pos).mean(1) for r in (1, 10, 64)]
-            rows[c].append(np.stack([recall, 1 - recall, far, far_read / far, gap / size, cosine, 2 * (1 - recall) * bound, *tops]))
+            rows[c].append(
+                np.stack([recall, 1 - recall, far, far_read / far, gap / size, cosine, 2 * (1 - recall) * bound, *tops])
+            )
             score = np.append(acc[c], 0.0) + a.sum(0)
             drop = np.argmin(np.where(pos > t - c // 2, np.inf, score))
             held[c], acc[c] = np.delete(pos, drop), np.delete(score, drop)

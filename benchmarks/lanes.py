@@ -15,7 +15,9 @@ def lane(tokens: int = 32768, dim: int = 128, steps: int = 256, group: int = 4, 
     half, prompt = dim // 2, tokens - steps
     angle = np.arange(tokens)[:, None] * 500000.0 ** (-np.arange(half) / half)
     cos, sin = np.cos(angle), np.sin(angle)
-    k, v, q = (np.empty(s, np.float16) for s in ((kv_heads, tokens, dim), (kv_heads, tokens, dim), (steps, kv_heads * group, dim)))
+    k, v, q = (
+        np.empty(s, np.float16) for s in ((kv_heads, tokens, dim), (kv_heads, tokens, dim), (steps, kv_heads * group, dim))
+    )
     for h in range(kv_heads):
         scale = np.exp(0.5 * rng.standard_normal(dim))
         mean = 1.5 * rng.standard_normal(dim) * scale

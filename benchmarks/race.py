@@ -65,7 +65,8 @@ def show(times: dict[str, list[float]], ours: str) -> None:
 def machine() -> str:
     import numpy
 
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    with open("/proc/cpuinfo") as f:
+        cpu = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), platform.processor())
     return f"{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, numpy {numpy.__version__}"
 
 
@@ -79,7 +80,8 @@ def peak_memory(run: Callable[[], object]) -> float:
 
 
 def _status(field: str) -> int:
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":"))
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith(field + ":"))
 
 
 def gate(text: str, value: float, least: float) -> bool:

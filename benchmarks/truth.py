@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, peak_memory, race, ratio, show
-
 from kvsim.truth.dense import PAGE, dense
 
 OURS, WHOLE = "kvsim: page max, mass, lse", "kvsim: the same, output and top 64"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvsim.conformance import check_policy
     from kvsim.policies.language import parse, per_layer
+    from kvsim.policies.rules import exact, gap, mass, top_p
     from kvsim.replay.run import Run, replay
     from kvsim.report.page import report
     from kvsim.trace.open import open_trace
@@ -26,7 +27,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Run",
     "check_policy",
+    "exact",
+    "gap",
     "kib",
+    "mass",
     "mib",
     "open_trace",
     "pages",
@@ -36,6 +40,7 @@ __all__ = [
     "report",
     "share",
     "tokens",
+    "top_p",
 ]
 
 _HOME = {
@@ -45,6 +50,7 @@ _HOME = {
     "parse": "kvsim.policies.language",
     "per_layer": "kvsim.policies.language",
 } | dict.fromkeys(("kib", "mib", "pages", "share", "tokens"), "kvsim.units")
+_HOME |= dict.fromkeys(("exact", "gap", "mass", "top_p"), "kvsim.policies.rules")
 
 
 _VERBS = {"kvsim.replay": "kvsim.replay.run", "kvsim.report": "kvsim.report.page"}

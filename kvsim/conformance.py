@@ -1,6 +1,6 @@
 """check_policy: the laws that every policy keeps, tried on small made-up lanes. For a policy's own test:
 
-    assert kvsim.check_policy(my_policy(hold=kvsim.tokens(24))) == []"""
+assert kvsim.check_policy(my_policy(hold=kvsim.tokens(24))) == []"""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ def check_policy(policy: str | Part | Chain) -> list[str]:
     it is frozen, writes into nothing that it is shown, and returns rankings only."""
     chain = complete(parse(policy) if isinstance(policy, str) else policy)
     found: list[str] = []
-    for name, law in (("frozen", _frozen), ("small", _small), ("ties", _ties), ("state", _state), ("copies", _copies), ("prefix", _prefix), ("heads", _heads)):
+    for name, law in (
+        ("frozen", _frozen),
+        ("small", _small),
+        ("ties", _ties),
+        ("state", _state),
+        ("copies", _copies),
+        ("prefix", _prefix),
+        ("heads", _heads),
+    ):
         try:
             said = law(chain)
         except KvsimError as e:
@@ -44,7 +52,9 @@ def check_policy(policy: str | Part | Chain) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ lanes
-def lane(prompt: int = 37, steps: int = 20, kv_heads: int = 3, group: int = 2, dim: int = 8, seed: int = 0, whole: bool = False) -> Source:
+def lane(
+    prompt: int = 37, steps: int = 20, kv_heads: int = 3, group: int = 2, dim: int = 8, seed: int = 0, whole: bool = False
+) -> Source:
     """A made-up (request, layer) that can supply every need; whole=True: small integers, so that scores tie."""
     rng, total = np.random.default_rng(seed), prompt + steps
     draw: Callable[..., Any] = (lambda *s: rng.integers(-2, 3, s)) if whole else (lambda *s: rng.standard_normal(s))
@@ -55,7 +65,9 @@ def lane(prompt: int = 37, steps: int = 20, kv_heads: int = 3, group: int = 2, d
     request = Request(0, prompt, total, "synthetic", np.zeros(total, np.int8))
     at = np.arange(steps)
     mass = np.abs(draw(kv_heads * group, prompt)).astype(np.float32)
-    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, np.abs(draw(kv_heads * group, total)).astype(np.float32))
+    return Source(
+        layer, request, k, v, at, prompt + at, q, window, k_pre, mass, np.abs(draw(kv_heads * group, total)).astype(np.float32)
+    )
 
 
 def _rows(chain: Chain, source: Source) -> tuple[Rows, Rows]:
@@ -64,7 +76,10 @@ def _rows(chain: Chain, source: Source) -> tuple[Rows, Rows]:
     steps = len(source.steps)
     ledger = {c: np.stack([np.broadcast_to(p.get(c, 0), steps) for p in tables["ledger"]]) for c in COUNTED}
     group = source.layer.group
-    heads = {c: np.concatenate([np.broadcast_to(p[c], steps * group).reshape(steps, group).T for p in tables["heads"]]) for c in WEIGHED}
+    heads = {
+        c: np.concatenate([np.broadcast_to(p[c], steps * group).reshape(steps, group).T for p in tables["heads"]])
+        for c in WEIGHED
+    }
     return ledger, heads
 
 
@@ -80,7 +95,7 @@ def _differs(a: tuple[Rows, Rows], b: tuple[Rows, Rows], exactly: bool = True) -
 # ------------------------------------------------------------------------------------------------ laws
 def _frozen(chain: Chain) -> str:
     for part in chain.parts:
-        if not dataclasses.is_dataclass(part) or not type(part).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if not dataclasses.is_dataclass(part) or not type(part).__dataclass_params__.frozen:
             return f"{type(part).__name__} is not a frozen dataclass: parameters are fixed, what changes belongs in State"
     return ""
 
@@ -118,7 +133,7 @@ def _prefix(chain: Chain) -> str:
 
 
 def _heads(chain: Chain) -> str:
-    if any("seed" in {f.name for f in dataclasses.fields(p)} for p in chain.parts if dataclasses.is_dataclass(p)):
+    if any(hasattr(p, "seed") for p in chain.parts):
         return ""
     source = lane()
     kv, group = np.array([2, 0, 1]), source.layer.group
@@ -137,7 +152,9 @@ def _shortened(source: Source, steps: int) -> Source:
     total = source.request.prompt + steps
     request = dataclasses.replace(source.request, total=total, roles=source.request.roles[:total])
     cut = {name: getattr(source, name)[:, :total] for name in ("k", "v", "k_pre", "wo_norm")}
-    return dataclasses.replace(source, request=request, steps=source.steps[:steps], t=source.t[:steps], q=source.q[:steps], _one={}, **cut)
+    return dataclasses.replace(
+        source, request=request, steps=source.steps[:steps], t=source.t[:steps], q=source.q[:steps], _one={}, **cut
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from kvsim.engine.attend import Attended, Dense, Held, page_stats
 from kvsim.engine.bank import Record
-from kvsim.engine.reads import CHUNK, Pages, Picked, pages_of
+from kvsim.engine.pages import CHUNK, Pages, pages_of
+from kvsim.engine.reads import Picked
 from kvsim.engine.source import Source
 from kvsim.geometry import ATTENTION, ITEMSIZE
 from kvsim.kernels import sparse
@@ -17,6 +18,7 @@ from kvsim.kernels.dense import NONE
 from kvsim.kernels.order import ABSENT, RANKED, common, ranked
 from kvsim.kernels.sparse import ALIVE
 from kvsim.policies.protocol import Chain, Codecs, Read
+from kvsim.policies.rules import Rule
 
 Columns = dict[str, Any]
 LEAST_MASS = 1e-3  # below it a ratio of masses says nothing
@@ -29,11 +31,15 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     codecs: Codecs | None = (chain.part("store") or chain.part("keep")).codecs
     pages = picked.pages if picked else pages_of(held.pos, CHUNK)
     union = picked.chosen.any(1) if picked else pages.rows(held.flags) > 0
-    was_read, kept = _tally(block, held, held.flags, pages, union, record), _tally(block, held, held.after, pages, pages.rows(held.after) > 0, record)
+    was_read, kept = (
+        _tally(block, held, held.flags, pages, union, record),
+        _tally(block, held, held.after, pages, pages.rows(held.after) > 0, record),
+    )
     visible, alive = block.t + 1 - block.first, (held.flags & ALIVE).sum(1)
     read_bytes, meta_bytes = row_bytes(src, codecs, was_read)
     resident, meta_resident = row_bytes(src, codecs, kept)
     stated = asked.part("read").read
+    stated = None if isinstance(stated, Rule) else stated
     none = np.zeros(len(block.t), np.int64)
     page_bytes = read.page * lay.row_bytes if read.page is not None else 0
     live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
@@ -67,7 +73,9 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     return out
 
 
-def _tally(block: Dense, held: Held, flags: NDArray[np.uint8], pages: Pages, union: Any, record: Record | None) -> NDArray[np.int64]:
+def _tally(
+    block: Dense, held: Held, flags: NDArray[np.uint8], pages: Pages, union: Any, record: Record | None
+) -> NDArray[np.int64]:
     counts = np.zeros((len(flags), 7), np.int64)
     groups = np.zeros((2, len(held.pos)), np.int64)
     if record is not None and record.key_group is not None and record.value_group is not None:
@@ -99,7 +107,7 @@ def index_bytes(read: Read, source: Source) -> int:
 
 def _runs(picked: Picked) -> NDArray[np.int64]:
     """Contiguous page runs of the union."""
-    union = picked.chosen.any(1)
+    union = np.asarray(picked.chosen.any(1))
     out = np.empty(len(union), np.int64)
     for i, row in enumerate(union):
         ids = picked.pages.id[row]
@@ -133,12 +141,17 @@ def heads(chain: Chain, dense_by_rule: bool, block: Dense, held: Held, picked: P
         "rounds": 1 if picked is None else picked.rounds.ravel(),
     }
     if src.request.evidence:
-        out |= {"evidence_dense": block.evidence_mass, "evidence_read": sums[:, sparse.EVIDENCE], "evidence_mass": sums[:, sparse.OWN_EVIDENCE]}
+        out |= {
+            "evidence_dense": block.evidence_mass,
+            "evidence_read": sums[:, sparse.EVIDENCE],
+            "evidence_mass": sums[:, sparse.OWN_EVIDENCE],
+        }
     if got.exact is not None and got.mixed is not None:
         out |= {"err_select": relative(got.exact, block.out), "err_k": relative(got.mixed, block.out), "err_v": out["rel_l2"]}
     out |= _top_recalls(block, held, picked)
     if picked is not None:
         out["read_pages"] = picked.chosen.sum(-1).ravel()
+        out["certified"] = None if picked.certified is None else picked.certified.ravel()
         out |= _page_recalls(block, picked)
         if chain.part("read").index is not None:
             out |= _bounds(block, held, picked)
@@ -192,9 +205,8 @@ def _page_recalls(block: Dense, picked: Picked) -> Columns:
     exists = (ids * size <= block.t[:, None]) & ((ids + 1) * size > block.first[:, None])
     kind = np.repeat(np.where(exists, RANKED, ABSENT).astype(np.uint8), block.group, 0)
     order = ranked(mass, kind)
-    marked = np.zeros((n, block.group, len(ids)), bool)
-    marked[:, :, picked.pages.id] = picked.chosen
-    marked = marked.reshape(n * block.group, -1)
+    marked = np.zeros((n * block.group, len(ids)), bool)
+    marked[:, picked.pages.id] = picked.chosen.reshape(n * block.group, -1)
     out: Columns = {}
     for name, most in (("page_recall", picked.chosen.sum(-1).ravel()), ("page_recall10", np.full(n * block.group, 10))):
         many, hits = np.minimum(most, (kind == RANKED).sum(1)), np.zeros(n * block.group, np.int64)
@@ -207,13 +219,13 @@ def _bounds(block: Dense, held: Held, picked: Picked) -> Columns:
     """How far the page scores lie above the best true logit of the page, and the certificate they give for what was read."""
     src, n, group = block.source, len(block.t), block.group
     if held.whole and picked.pages.start[-1] == len(held.pos):
-        peak, mass = (x[: len(picked.pages.id)] for x in block.stats(picked.pages.size))
+        stats = tuple(x[: len(picked.pages.id)] for x in block.stats(picked.pages.size))
     else:
-        peak, mass = page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
-    peak, mass = (x.T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in (peak, mass))
+        stats = page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
+    peak, mass = (x.T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
     rows = picked.pages.rows(held.flags)[:, None]
     live = np.broadcast_to(rows > 0, peak.shape)
-    ranked_here = ~np.isnan(picked.score).any(-1)
+    ranked_here = np.asarray(~np.isnan(picked.score).any(-1))
     score = np.where(live & ranked_here[..., None], picked.score, 0)
     slack = np.where(live, src.layer.scale * (score - peak), 0)
     bound, true = src.bend(score), src.bend(np.where(live, peak, 0))

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.bank import Record
-from kvsim.engine.reads import CHUNK, Pages, Picked, pages_of
+from kvsim.engine.pages import CHUNK, Pages, pages_of
+from kvsim.engine.reads import Picked
 from kvsim.engine.source import NO_SINK, Source
 from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
@@ -40,6 +41,7 @@ class Dense:
     index: Ints
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, Floats] = field(default_factory=dict)
+    true_stats: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         src, lay = self.source, self.source.layer
@@ -49,7 +51,7 @@ class Dense:
         keys = src.whole("k", self.head)
         pos = np.arange(len(keys))
         self.flags = ((pos <= self.t[:, None]) & (pos >= self.first[:, None])).view(np.uint8)
-        self.every = self.flags.all(0).view(np.uint8)
+        self.every = np.asarray(self.flags.all(0)).view(np.uint8)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
@@ -88,7 +90,10 @@ class Dense:
     def top(self) -> tuple[NDArray[np.int32], Ints]:
         """(positions i32[R, 64], how many i64[R]): the tokens of highest logit, ties to the lower position."""
         keys, longest = self.source.whole("k", self.head), self.source.longest_key(self.head)
-        best, count = kernel.best_tokens(self.dots, self.flags, self.every, self.stats(PAGE)[0], keys, self.q, self.group, longest, TOP)
+        start = np.arange(0, len(keys) + 1, PAGE)
+        best, _, count = kernel.best_tokens(
+            self.dots, self.flags, self.every, start, self.stats(PAGE)[0], keys, self.q, self.group, longest, TOP
+        )
         return best[: self.rows], count[: self.rows]
 
     @cached_property
@@ -104,7 +109,9 @@ class Dense:
         """f64[R]: dense probability on low[i] <= position < high[i], clipped to what is visible."""
         out = np.zeros(len(self.q))
         low, high = np.maximum(low, self.first), np.minimum(high, self.t + 1)
-        kernel.range_mass(self.dots, self.page_mass(PAGE), PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out)
+        kernel.range_mass(
+            self.dots, self.page_mass(PAGE), PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out
+        )
         return out[: self.rows]
 
     @cached_property
@@ -145,7 +152,7 @@ class Held:
 
     @cached_property
     def every(self) -> NDArray[np.uint8]:
-        return (self.flags & ALIVE).all(0).view(np.uint8)
+        return np.asarray((self.flags & ALIVE).all(0)).view(np.uint8)
 
 
 class Past:
@@ -177,7 +184,8 @@ class Past:
         return Held(pos, np.ascontiguousarray(flags[:, keep]), np.ascontiguousarray(after[:, keep]), block.dots[pos], False)
 
     def _pass(self, step: int) -> None:
-        assert self.record is not None and self.now is not None
+        assert self.record is not None
+        assert self.now is not None
         for h, pos, flags in self.record.changes[step]:
             if h == self.head:
                 self.now[pos] = flags
@@ -240,10 +248,49 @@ def _decoded_dots(block: Dense, held: Held, record: Record) -> NDArray[np.float3
     return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32))[held.pos]
 
 
-def true_pages(block: Dense, held: Held, pages: Pages, kind: str) -> Floats:
-    """f64[N, G, P]: the largest true logit of each page's live slots, or their dense mass up to a factor per row; float64 throughout,
-    because a ranking rests on it."""
-    src, n = block.source, len(block.t)
+class HeldTruth:
+    """stop.Truth of a block: float64 throughout, because rankings and proofs rest on it."""
+
+    def __init__(self, block: Dense, held: Held):
+        self.block, self.held = block, held
+        self._known: dict[int, tuple[Floats, Floats]] = block.true_stats if held.whole else {}
+
+    def _stats(self, pages: Pages) -> tuple[Floats, Floats]:
+        if pages.size not in self._known:
+            self._known[pages.size] = true_pages(self.block, self.held, pages)
+        return self._known[pages.size]
+
+    def peak(self, pages: Pages) -> Floats:
+        return self._stats(pages)[0]
+
+    def mass(self, pages: Pages) -> Floats:
+        peak, mass = self._stats(pages)
+        return mass * np.exp2(np.where(mass > 0, peak, 0) - self.top(pages)[..., None])
+
+    def top(self, pages: Pages) -> Floats:
+        return self._stats(pages)[0].max(-1)
+
+    def kth(self, r: int) -> Floats:
+        block, held = self.block, self.held
+        keys = block.source.whole("k", block.head)[held.pos]
+        start = pages_of(held.pos, PAGE).start
+        peak, _ = page_stats(held.dots, held.flags, held.every, start, block)
+        longest = block.source.longest_key(block.head)
+        _, value, count = kernel.best_tokens(
+            held.dots, held.flags, held.every, start, peak, keys, block.q, block.group, longest, r
+        )
+        out = np.where(count >= r, block.source.bend(value[:, r - 1]), -np.inf)
+        return out[: block.rows].reshape(len(block.t), block.group)
+
+    def size(self) -> Floats:
+        block = self.block
+        size = np.linalg.norm(block.q[: block.rows], axis=1) * block.source.longest_key(block.head) * block.source.unit
+        return size.reshape(len(block.t), block.group)
+
+
+def true_pages(block: Dense, held: Held, pages: Pages) -> tuple[Floats, Floats]:
+    """peak f64[N, G, P], the largest true logit of each page's live slots (-inf: none), and mass, the sum of 2**(logit - peak)."""
+    src = block.source
     peak, mass = np.empty((2, len(pages.id), len(block.q)))
     q = block.q.astype(np.float64)
     at = 0
@@ -261,10 +308,6 @@ def true_pages(block: Dense, held: Held, pages: Pages, kind: str) -> Floats:
             block.group, src.unit, src.cap, peak[at:stop], mass[at:stop],
         )  # fmt: skip
         at = stop
-    bent = src.bend(peak)
-    if kind == "mass":
-        empty = peak <= NONE
-        top = np.where(empty, -np.inf, bent).max(0)
-        top[~np.isfinite(top)] = 0
-        bent = np.where(empty, 0, mass * np.exp2(np.where(empty, 0, bent - top)))
-    return np.ascontiguousarray(bent.T[: block.rows]).reshape(n, block.group, -1)
+    bent = np.where(peak > NONE, src.bend(peak), -np.inf)
+    rows = [np.ascontiguousarray(x.T[: block.rows]).reshape(len(block.t), block.group, -1) for x in (bent, mass)]
+    return rows[0], rows[1]

@@ -94,16 +94,24 @@ class Bank:
 
     def seen(self, step: int, t: int, limit: int, a: NDArray[np.float64] | None = None) -> Seen:
         """What a policy is shown: views it cannot write to."""
-        n = self.n
-        shown = [x[..., :n].view() for x in (self.pos, self.valid, self.k, self.v) + (() if a is None else (a,))]
-        for x in shown:
+
+        def shown(x: NDArray[Any]) -> NDArray[Any]:
+            x = x[..., : self.n].view()
             x.flags.writeable = False
-        return Seen(step, t, *shown[:4], np.full(len(self.pos), limit), None if a is None else shown[4])
+            return x
+
+        tiers = shown(self.k), shown(self.v)
+        own = None if a is None else shown(a)
+        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own)
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""
         n = self.n
-        out = np.where(self.valid[:, :n], ALIVE, 0) | np.where(self.k[:, :n] == CODED, KEY_CODED, 0) | np.where(self.key_blur[:, :n], KEY_BLUR, 0)
+        out = (
+            np.where(self.valid[:, :n], ALIVE, 0)
+            | np.where(self.k[:, :n] == CODED, KEY_CODED, 0)
+            | np.where(self.key_blur[:, :n], KEY_BLUR, 0)
+        )
         out = out | np.where(self.v[:, :n] == CODED, VALUE_CODED, 0) | np.where(self.value_blur[:, :n], VALUE_BLUR, 0)
         return np.where(self.valid[:, :n], out, 0).astype(np.uint8)
 
@@ -162,7 +170,9 @@ class Bank:
             if not len(pos):
                 continue
             if len(pos) % codec.tokens:
-                raise WrongUse(f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {codec.tokens}: groups must be whole")
+                raise WrongUse(
+                    f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {codec.tokens}: groups must be whole"
+                )
             x = self.source.rows("k_pre" if pre else side, h, pos)
             y = codec.roundtrip(x.reshape(-1, codec.tokens, dim)).reshape(-1, dim)
             decoded[h, pos] = lay.rotate(y, pos) if pre else y

@@ -69,7 +69,9 @@ class Curves:
             out["evidence"] = _marked_parts(block, mask, size, pages)
         return out
 
-    def _errors(self, block: Dense, held: Held, picked: Picked, order: NDArray[np.int32], least: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _errors(
+        self, block: Dense, held: Held, picked: Picked, order: NDArray[np.int32], least: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
         """f32[R, grid]: relative error of the output when the first k pages of the order are read."""
         src, rows, pages = block.source, block.rows, len(picked.pages.id)
         place = np.empty(order.shape, np.int64)
@@ -92,16 +94,25 @@ class Curves:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
         whole = {name: np.concatenate(x) for name, x in self.parts.items()}
         roles = whole["role"]
-        return [_summarise(self, whole, roles == role if role >= 0 else roles >= 0, role, q_head) for role in (-1, *sorted(set(roles.tolist())))]
+        return [
+            _summarise(self, whole, roles == role if role >= 0 else roles >= 0, role, q_head)
+            for role in (-1, *sorted(set(roles.tolist())))
+        ]
 
 
-def _summarise(curves: Curves, whole: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int) -> dict[str, Any]:
+def _summarise(
+    curves: Curves, whole: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int
+) -> dict[str, Any]:
     x = {name: y[steps] for name, y in whole.items()}
     group, k = x["mass"].shape[1], np.arange(1, curves.budgets + 1)
-    flat = lambda y: np.broadcast_to(y, (group, curves.budgets)).ravel()  # noqa: E731
-    ratio = lambda top, all_: np.divide(  # noqa: E731
-        top.sum(0, dtype=np.float64), all_.sum(0)[:, None], out=np.full(top.shape[1:], np.nan), where=all_.sum(0)[:, None] >= LEAST_MASS
-    )
+
+    def flat(y: NDArray[Any]) -> NDArray[Any]:
+        return np.broadcast_to(y, (group, curves.budgets)).ravel()
+
+    def ratio(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
+        below = whole.sum(0)[:, None]
+        return np.divide(part.sum(0, dtype=np.float64), below, out=np.full(part.shape[1:], np.nan), where=below >= LEAST_MASS)
+
     low, mid = np.percentile(x["mass"], [5, 50], axis=0)
     error = np.full((2, group, curves.budgets), np.nan)
     error[0][:, curves.grid - 1] = x["error"].mean(0, dtype=np.float64)

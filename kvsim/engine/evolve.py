@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
-from kvsim.engine.reads import Pages, Reader
+from kvsim.engine.pages import Pages
+from kvsim.engine.reads import Reader
 from kvsim.engine.source import Prefix, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
@@ -62,7 +63,9 @@ def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None,
     """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
     if ranking is not None:
         if type(ranking) is not Ranking:
-            raise WrongUse(f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts")
+            raise WrongUse(
+                f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
+            )
         tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank))
         if store:
             bank.apply(np.where(tier, seen.k, GONE), np.where(tier, seen.v, GONE), index)
@@ -71,7 +74,9 @@ def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None,
     if store:
         after = bank.seen(seen.step, seen.t, int(seen.limit[0]))
         keys, values = store.place(after)
-        bank.apply(np.where(keys, np.minimum(after.k, CODED), after.k), np.where(values, np.minimum(after.v, CODED), after.v), index)
+        bank.apply(
+            np.where(keys, np.minimum(after.k, CODED), after.k), np.where(values, np.minimum(after.v, CODED), after.v), index
+        )
 
 
 def row_cost(bank: Bank) -> dict[int, float]:
@@ -149,14 +154,33 @@ class Watch:
         bank, live = self.bank, np.flatnonzero(self.bank.valid[h, : self.bank.n])
         dots = self.dots[h, row : row + self.source.layer.group][:, live]
 
-        def truth(kind: str, pages: Pages) -> NDArray[np.float64]:
-            x = self.source.bend(dots)
-            if kind == "logit":
-                return np.maximum.reduceat(x, pages.start[:-1], axis=1)[None]
-            return np.add.reduceat(np.exp2(x - x.max(1, keepdims=True)), pages.start[:-1], axis=1)[None]
-
         q = self.source.queries(h, slice(i, i + 1)).astype(np.float64)
         flags = np.full((1, len(live)), ALIVE, np.uint8)
-        picked = self.readers[h].pick(self.source.steps[i : i + 1], np.array([t]), bank.pos[h, live], flags, q, truth)
+        picked = self.readers[h].pick(
+            self.source.steps[i : i + 1], np.array([t]), bank.pos[h, live], flags, q, OwnTruth(self.source, h, dots, q)
+        )
         read[:, live] = picked.chosen[0][:, picked.pages.of_slots()]
         return picked
+
+
+class OwnTruth:
+    """stop.Truth of one step: dots f64[G, n] over the live slots, q f64[1, G, d]."""
+
+    def __init__(self, source: Source, head: int, dots: NDArray[np.float64], q: NDArray[np.float64]):
+        self.source, self.head, self.q, self.logits = source, head, q, source.bend(dots)
+
+    def peak(self, pages: Pages) -> NDArray[np.float64]:
+        return np.maximum.reduceat(self.logits, pages.start[:-1], axis=1)[None]
+
+    def mass(self, pages: Pages) -> NDArray[np.float64]:
+        return np.add.reduceat(np.exp2(self.logits - self.top(pages)[0, :, None]), pages.start[:-1], axis=1)[None]
+
+    def top(self, pages: Pages) -> NDArray[np.float64]:
+        return self.logits.max(1)[None]
+
+    def kth(self, r: int) -> NDArray[np.float64]:
+        group, n = self.logits.shape
+        return (np.partition(self.logits, n - r, axis=1)[:, n - r] if r <= n else np.full(group, -np.inf))[None]
+
+    def size(self) -> NDArray[np.float64]:
+        return np.linalg.norm(self.q, axis=-1) * self.source.longest_key(self.head) * self.source.unit

@@ -15,7 +15,9 @@ from kvsim.policies.protocol import Codecs
 CODES_BESIDE, HOST_COPY = 4, 8
 
 
-def tiers_and_events(source: Source, record: Record, codecs: Codecs | None, head: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def tiers_and_events(
+    source: Source, record: Record, codecs: Codecs | None, head: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of both tables for every step, -1 (the cut after prefill) first.
 
     A tiers row holds runs of equal tier: the whole prompt at step -1, then only the positions whose tier changed at the step."""
@@ -29,7 +31,9 @@ def tiers_and_events(source: Source, record: Record, codecs: Codecs | None, head
     full, last = int(_exact(now[whole]).sum()), prompt - 1
     for i, (step, t) in enumerate(zip(source.steps.tolist(), source.t.tolist(), strict=True)):
         mine = [(pos, flags) for h, pos, flags in record.changes[i] if h == head]
-        pos, flags = (np.concatenate(x) for x in zip(*mine, strict=True)) if mine else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        pos, flags = (
+            (np.concatenate(x) for x in zip(*mine, strict=True)) if mine else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        )
         pos, flags = _latest(pos, flags)
         if len(pos):
             tiers.append({"step": step, "runs": runs(pos, _tier(record, codecs, head, pos, flags))})
@@ -58,7 +62,9 @@ def _exact(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return (flags & (ALIVE | KEY_CODED)) == ALIVE
 
 
-def _tier(record: Record, codecs: Codecs | None, head: int, pos: NDArray[np.int64], flags: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _tier(
+    record: Record, codecs: Codecs | None, head: int, pos: NDArray[np.int64], flags: NDArray[np.uint8]
+) -> NDArray[np.int64]:
     """0 gone, 1 coded, 2 full, by keys; +4 codes kept beside, +8 host copy."""
     alive, coded = (flags & ALIVE) > 0, (flags & KEY_CODED) > 0
     tier = np.where(alive, np.where(coded, 1, 2), 0)

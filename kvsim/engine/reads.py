@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,47 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine import select
+from kvsim.engine.pages import Pages, Versions, pages_of, versions
 from kvsim.engine.source import Source
+from kvsim.engine.stop import Depths, Ordered, Truth, depths
 from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
-from kvsim.kernels.sparse import ALIVE
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Read, View
+from kvsim.policies.rules import Rule
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-Truth = Callable[[str, "Pages"], NDArray[np.float64]]  # ("mass" | "logit", pages) -> [N, G, P]
-CHUNK = 256  # positions whose values are summed in float32 where there are no pages; a grid of its own, so sums do not move
-
-
-@dataclass
-class Pages:
-    """The pages of the slots of one kv head on the absolute grid: id i64[P], start i64[P + 1] over the slots."""
-
-    id: Ints
-    start: Ints
-    size: int
-
-    def rows(self, flags: NDArray[np.uint8]) -> Ints:
-        """i64[N, P]: live slots of every page at every step."""
-        return np.add.reduceat((flags & ALIVE).astype(np.int64), self.start[:-1], axis=1)
-
-    def of_slots(self) -> Ints:
-        """i64[n]: slot -> its page's place in `id`."""
-        return np.repeat(np.arange(len(self.id)), np.diff(self.start))
-
-
-def pages_of(pos: Ints, size: int) -> Pages:
-    """pos i64[n] ascending."""
-    page = pos // size
-    new = np.flatnonzero(np.diff(page, prepend=-1))
-    return Pages(page[new], np.append(new, len(pos)), size)
 
 
 @dataclass
 class Picked:
     """What the query heads of one kv head read in a block of steps. chosen bool[N, G, P]; score f64[N, G, P], unscaled, NaN where no
-    ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); scanned i64[N]: pages whose summary was read."""
+    ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); scanned i64[N]: pages whose summary was read;
+    certified bool[N, G]: a rule's proof was reached (None: it gives none)."""
 
     pages: Pages
     chosen: Mask
@@ -59,6 +35,7 @@ class Picked:
     forced: Mask
     rounds: Ints
     scanned: Ints
+    certified: Mask | None = None
 
 
 class Reader:
@@ -83,17 +60,60 @@ class Reader:
             return Picked(pages, every, none, None, exists, np.ones(every.shape[:2], int), np.zeros(len(t), int))
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
-        k = np.array([allocate.to_pages(read.read, read.page, int(n), self.source.request, lay) for n in visible])
-        ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         score = self._score(t, pages, pos, flags, q, truth)
-        chosen, order = self._chosen(score, exists, forced, k)
-        scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
-        rounds = np.ones((len(t), group), int)
-        if not ranks.all() or read.refresh != 1:
-            chosen, order = self._keep_set(t, pages, exists, chosen, ranks), None
+        ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
+        rounds, order, certified = np.ones((len(t), group), np.int64), None, None
+        if isinstance(read.read, Rule):
+            chosen, depth = self._by_rule(read.read, score, pages, flags, forced, visible, truth)
+            rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
+        else:
+            k = self._pages(read.read, visible)
+            chosen, order = self._chosen(score, exists, forced, k)
+            scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
+        if read.refresh != 1:
+            chosen, order, certified = self._keep_set(t, pages, exists, chosen, ranks), None, None
             score = np.where(ranks[:, None, None], score, np.nan)
             scanned, rounds = np.where(ranks, scanned, 0), np.where(ranks[:, None], rounds, 0)
-        return Picked(pages, chosen, score, order, forced, rounds, scanned if read.index is not None else np.zeros_like(scanned))
+        scanned = scanned if read.index is not None else np.zeros_like(scanned)
+        return Picked(pages, chosen, score, order, forced, rounds, scanned, certified)
+
+    def _pages(self, budget: Any, visible: Ints) -> Ints:
+        lay, size = self.source.layer, self.read.page
+        return np.array([allocate.to_pages(budget, size, int(n), self.source.request, lay) for n in visible])
+
+    def _by_rule(
+        self,
+        rule: Rule,
+        score: NDArray[np.float64],
+        pages: Pages,
+        flags: NDArray[np.uint8],
+        forced: Mask,
+        visible: Ints,
+        truth: Truth,
+    ) -> tuple[Mask, Depths]:
+        rows = pages.rows(flags)
+        exists, most = rows > 0, np.full(len(visible), len(pages.id))
+        order = select.page_order(score, exists, forced)
+        at = order.astype(np.int64)
+        plain = np.take_along_axis(np.where(exists[:, None], score * self.source.unit, -np.inf), at, -1)
+        bound = np.take_along_axis(
+            np.where(exists[:, None], self.source.bend(np.where(exists[:, None], score, 0)), -np.inf), at, -1
+        )
+        told = Ordered(
+            pages, order, plain, bound, np.take_along_axis(np.broadcast_to(rows[:, None], score.shape), at, -1),
+            exists.sum(1)[:, None], forced.sum(1)[:, None],
+        )  # fmt: skip
+        cap, floor = getattr(rule, "cap", None), getattr(rule, "floor", None)
+        depth = depths(
+            rule,
+            told,
+            (most if cap is None else self._pages(cap, visible))[:, None],
+            (0 * most if floor is None else self._pages(floor, visible))[:, None],
+            truth,
+        )
+        chosen = np.zeros(score.shape, bool)
+        np.put_along_axis(chosen, at, np.arange(score.shape[-1]) < depth.pages[..., None], -1)
+        return np.repeat(chosen.any(1, keepdims=True), score.shape[1], 1) if self.read.heads == "share" else chosen, depth
 
     def _due(self, steps: Ints) -> Mask:
         due = np.zeros(len(steps), bool)
@@ -105,7 +125,10 @@ class Reader:
         read, group = self.read, score.shape[1]
         if read.heads == "split":
             private = getattr(read, "private", 1)
-            sets = [select.split(score[i], exists[i], forced[i], int(k[i]), private) if k[i] < exists[i].sum() else exists[i] for i in range(len(k))]
+            sets = [
+                select.split(score[i], exists[i], forced[i], int(k[i]), private) if k[i] < exists[i].sum() else exists[i]
+                for i in range(len(k))
+            ]
             return np.repeat(np.stack(sets)[:, None], group, 1), None
         order = select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
         return select.pick(order, exists, forced, k, read.heads, group), order if read.heads == "each" else None
@@ -124,10 +147,12 @@ class Reader:
                     out[i, g] = (np.isin(pages.id, list(ids)) | young) & exists[i]
         return out
 
-    def _score(self, t: Ints, pages: Pages, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth) -> NDArray[np.float64]:
+    def _score(
+        self, t: Ints, pages: Pages, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
+    ) -> NDArray[np.float64]:
         """f64[N, G, P], -inf where a page does not exist."""
         v = versions(pages, flags, t)
-        summary = self.summaries.of(v, pages, pos) if self.summaries else {}
+        summary: dict[str, NDArray[Any]] = self.summaries.of(v, pages, pos) if self.summaries else {}
         n, group, dim = q.shape
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
@@ -137,7 +162,7 @@ class Reader:
 
             def told(kind: str) -> NDArray[np.float64]:
                 out = np.zeros((full, 1, group, len(v.page)))
-                out[:n, 0] = truth(kind, pages)[..., v.page]
+                out[:n, 0] = (truth.mass(pages) if kind == "mass" else truth.peak(pages))[..., v.page]
                 return out
 
         where = (self.source.request.id, self.source.layer.id, self.head)
@@ -147,41 +172,14 @@ class Reader:
         got = self.read.score(view)
         if not isinstance(got, np.ndarray) or got.shape != (full, 1, group, len(v.page)):
             shape = getattr(got, "shape", type(got).__name__)
-            raise WrongUse(f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}")
+            raise WrongUse(
+                f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
+            )
         score = np.take_along_axis(got[:n, 0].astype(np.float64), np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1)
         exists = np.broadcast_to((pages.rows(flags) > 0)[:, None], score.shape)
         if np.isnan(score[exists]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
         return np.where(exists, score, -np.inf)
-
-
-@dataclass
-class Versions:
-    """A page that gains or loses rows within a block of steps counts once per state.
-
-    page i64[V]: place in Pages.id; of i64[N, P]: the version in force; slot i64[V, S], valid bool[V, S]: its live slots;
-    closed bool[V]: its last position has been written."""
-
-    page: Ints
-    of: Ints
-    slot: Ints
-    valid: Mask
-    closed: Mask
-
-
-def versions(pages: Pages, flags: NDArray[np.uint8], t: Ints) -> Versions:
-    """The states of all pages over the steps of a block, in order of step."""
-    alive = (flags & ALIVE).astype(bool)
-    full = (pages.id + 1) * pages.size - 1 <= t[:, None]
-    changed = np.ones((len(t), len(pages.id)), bool)
-    changed[1:] = np.logical_or.reduceat(alive[1:] != alive[:-1], pages.start[:-1], axis=1) | (full[1:] != full[:-1])
-    step, page = np.nonzero(changed)
-    number = np.zeros(changed.shape, np.int64)
-    number[step, page] = np.arange(len(step))
-    offset = np.arange(pages.size)
-    inside = offset < np.diff(pages.start)[page][:, None]
-    slot = np.where(inside, pages.start[page][:, None] + offset, 0)
-    return Versions(page, np.maximum.accumulate(number, axis=0), slot, inside & alive[step[:, None], slot], full[step, page])
 
 
 class Summaries:
@@ -190,8 +188,9 @@ class Summaries:
     Rows leave a page, or join it as its newest: so how many live and which is the newest tell one state from another."""
 
     def __init__(self, read: Read, source: Source, head: int):
-        self.index, self.source, self.head, self.size = read.index, source, head, read.page
-        pages = -(-source.request.total // int(self.size or 1))
+        self.index: Any = read.index
+        self.source, self.head = source, head
+        pages = -(-source.request.total // read.page)
         self.state = np.full((pages, 3), -2)  # rows, newest position, closed
         self.arrays: dict[str, NDArray[Any]] = {}
 

@@ -10,16 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine import account
-from kvsim.engine.attend import Dense, Held, Past, attend, steps_per_block, true_pages
+from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, steps_per_block
 from kvsim.engine.bank import Record
 from kvsim.engine.curves import Curves
 from kvsim.engine.evolve import evolve
 from kvsim.engine.fate import tiers_and_events
-from kvsim.engine.reads import Pages, Picked, Reader, pages_of
+from kvsim.engine.pages import pages_of
+from kvsim.engine.reads import Picked, Reader
 from kvsim.engine.source import Source
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
+from kvsim.policies.rules import Rule
 
 Columns = dict[str, Any]
 Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are arrays of one length, or one value for all its rows
@@ -86,7 +88,14 @@ class _Work:
         observed = self.record is not None and self.record.reads
         self.reader = None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group))
         self.curves = None
-        if read.read is not None and self.record is None and read.heads == "each" and read.refresh == 1 and wanted.any():
+        if (
+            read.read is not None
+            and self.record is None
+            and read.heads == "each"
+            and read.refresh == 1
+            and not isinstance(read.read, Rule)
+            and wanted.any()
+        ):
             t = src.t[wanted]
             first = np.array([src.layer.first_visible(int(x)) for x in t])
             self.curves = Curves(read.page, int((t // read.page - first // read.page + 1).min()), src.layer.row_bytes)
@@ -121,7 +130,11 @@ class _Work:
         for row in events:
             t = prompt + row["step"]
             visible = t + 1 - src.layer.first_visible(t)
-            stated = {} if hold is None else {"asked": float(getattr(hold, "n", getattr(hold, "x", np.nan))), "asked_unit": type(hold).__name__}
+            stated = (
+                {}
+                if hold is None
+                else {"asked": float(getattr(hold, "n", getattr(hold, "x", np.nan))), "asked_unit": type(hold).__name__}
+            )
             row |= {"hold_tokens": allocate.hold_limit(self.keep, visible, src.request, src.layer)} | stated
         for name, rows in (("tiers", tiers), ("events", events)):
             rows = [r for r in rows if r["step"] in chosen]
@@ -137,7 +150,9 @@ class _Work:
             for step, pages in zip(part["step"].tolist(), part["_pages"], strict=True):
                 by_step.setdefault(step, set()).update(pages)
         for part in parts:
-            part["resident_page_bytes"] = np.array([len(by_step[s]) for s in part["step"].tolist()]) * self.read.page * self.source.layer.row_bytes
+            part["resident_page_bytes"] = (
+                np.array([len(by_step[s]) for s in part["step"].tolist()]) * self.read.page * self.source.layer.row_bytes
+            )
 
     def _picked(self, dense: Dense, held: Held) -> Picked | None:
         if self.read.page is None:
@@ -148,9 +163,7 @@ class _Work:
         src = self.source
         q = src.queries(dense.head, dense.index).astype(np.float64)
 
-        def truth(kind: str, pages: Pages) -> NDArray[np.float64]:
-            return true_pages(dense, held, pages, kind)
-
+        truth = HeldTruth(dense, held)
         return self.reader.pick(src.steps[dense.index], dense.t, held.pos, held.flags, q, truth)
 
     def _live_pages(self, held: Held) -> list[list[int]] | None:
@@ -167,7 +180,9 @@ class _Work:
             for i in np.flatnonzero(wanted)
         ]
         q_head, step, pages = zip(*rows, strict=True) if rows else ((), (), ())
-        self.tables["plans"].append({"kv_head": dense.head, "q_head": list(q_head), "step": list(step), "page_size": self.read.page, "pages": list(pages)})
+        self.tables["plans"].append(
+            {"kv_head": dense.head, "q_head": list(q_head), "step": list(step), "page_size": self.read.page, "pages": list(pages)}
+        )
 
     def _add(self, table: str, columns: Columns, wanted: NDArray[np.bool_]) -> None:
         part = {}
@@ -185,10 +200,13 @@ def _observed(record: Record, dense: Dense, held: Held, size: int) -> Picked:
     pages, n, group = pages_of(held.pos, size), len(dense.index), dense.group
     shape = (n, group, len(pages.id))
     chosen, score, forced = np.zeros(shape, bool), np.full(shape, -np.inf), np.zeros((n, len(pages.id)), bool)
-    rounds, scanned = np.zeros((n, group), np.int64), np.zeros(n, np.int64)
+    rounds, scanned, certified = np.zeros((n, group), np.int64), np.zeros(n, np.int64), np.zeros((n, group), bool)
+    proves = False
     for i, at in enumerate(dense.index):
         one: Picked = record.reads[at][dense.head]
         place = np.searchsorted(pages.id, one.pages.id)
         chosen[i][:, place], score[i][:, place], forced[i, place] = one.chosen[0], one.score[0], one.forced[0]
         rounds[i], scanned[i] = one.rounds[0], one.scanned[0]
-    return Picked(pages, chosen, score, None, forced, rounds, scanned)
+        if one.certified is not None:
+            certified[i], proves = one.certified[0], True
+    return Picked(pages, chosen, score, None, forced, rounds, scanned, certified if proves else None)

@@ -18,11 +18,13 @@ Mask = NDArray[np.bool_]
 
 
 # ------------------------------------------------------------------------------------------------ keep
-def cut(ranking: Ranking, pos: NDArray[np.int64], valid: Mask, limit: NDArray[np.int64], cost: dict[int, float]) -> NDArray[np.uint8]:
+def cut(
+    ranking: Ranking, pos: NDArray[np.int64], valid: Mask, limit: NDArray[np.int64], cost: dict[int, float]
+) -> NDArray[np.uint8]:
     """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head.
 
     Raises WrongUse when one decision for the layer meets kv heads that hold different tokens."""
-    heads, n = valid.shape
+    heads = len(valid)
     one = len(ranking.score) == 1
     if one and heads > 1 and not (pos == pos[:1]).all():
         raise WrongUse("a ranking for the whole layer needs kv heads that hold the same tokens; give one ranking per kv head")
@@ -41,7 +43,9 @@ def cut(ranking: Ranking, pos: NDArray[np.int64], valid: Mask, limit: NDArray[np
     return np.repeat(out, heads, 0) if one else out
 
 
-def _staged(ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float]) -> NDArray[np.uint8]:
+def _staged(
+    ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float]
+) -> NDArray[np.uint8]:
     """One kv head's cut by units and stages: each stage takes the best units still open with its share of the bytes left."""
     out = np.full(len(valid), GONE, np.uint8)
     out[valid & protect] = FULL
@@ -104,14 +108,13 @@ def page_order(score: NDArray[np.float64], exists: Mask, forced: Mask) -> NDArra
 
 def pick(order: NDArray[np.int32], exists: Mask, forced: Mask, k: NDArray[np.int64], heads: str, group: int) -> Mask:
     """chosen bool[N, G, P]: the first k[n] pages of each order, never fewer than the forced ones; all pages where k reaches them."""
-    n, _, p = order.shape
     many = np.maximum(k, (forced & exists).sum(1))
     many = np.where(k >= exists.sum(1), exists.sum(1), many)
-    place = np.arange(p) < many[:, None, None]
-    chosen = np.zeros(order.shape, bool)
+    place = np.arange(order.shape[-1]) < many[:, None, None]
+    chosen: Mask = np.zeros(order.shape, bool)
     np.put_along_axis(chosen, order.astype(np.int64), np.broadcast_to(place, order.shape), -1)
     if heads == "share":
-        chosen = chosen.any(1, keepdims=True)
+        chosen = np.asarray(chosen.any(1, keepdims=True))
     return np.repeat(chosen, group, 1) if chosen.shape[1] == 1 and group > 1 else chosen
 
 

@@ -74,14 +74,22 @@ def output(dots, values, flags, every, group, unit, cap, lse) -> np.ndarray:
     return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
 
 
-def best_tokens(dots, flags, every, peak, keys, queries, group, longest, many) -> tuple[np.ndarray, np.ndarray]:
-    """(positions i32[R, many], how many i64[R]) of the highest logits, ties to the lower position. peak of pages of PAGE tokens;
-    longest: the largest L2 norm of a key, which bounds the error of a float32 product."""
+def best_tokens(
+    dots, flags, every, start, peak, keys, queries, group, longest, many
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(slots i32[R, many], their dot products f64, how many i64[R]) of the highest logits, ties to the lower slot.
+
+    start i64[P + 1]: pages over slots, peak their largest products; longest: the largest L2 norm of a key, which bounds the error
+    of a float32 product."""
     error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
-    best, count = np.zeros((len(queries), many), np.int32), np.zeros(len(queries), np.int64)
-    start, floor = np.arange(0, len(dots) + 1, PAGE), floors(peak, many, error.astype(np.float32))
-    top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, np.empty(best.shape), count)
-    return best, count
+    best, value, count = (
+        np.zeros((len(queries), many), np.int32),
+        np.empty((len(queries), many)),
+        np.zeros(len(queries), np.int64),
+    )
+    floor = floors(peak, many, error.astype(np.float32))
+    top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, value, count)
+    return best, value, count
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})

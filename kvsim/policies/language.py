@@ -22,6 +22,7 @@ from kvsim.policies.names import known, load_file, named, names
 from kvsim.policies.parameters import parameters, unknown, written
 from kvsim.policies.protocol import Chain, Part
 from kvsim.policies.read.everything import everything
+from kvsim.policies.rules import RULES
 from kvsim.units import READ_UNITS
 
 __all__ = ["Policy", "canonical", "complete", "known", "load_file", "parse", "parse_policy", "per_layer"]
@@ -105,8 +106,10 @@ def _call(node: ast.expr, what: str, among: Mapping[str, Any]) -> tuple[str, lis
 def _value(node: ast.expr) -> Any:
     """A literal, a unit or an index."""
     if isinstance(node, ast.Call):
-        name, args, given = _call(node, "unit or index", UNITS | names("index"))
-        return _unit(name, args, given) if name in UNITS else named("index", name)(*args, **given)
+        name, args, given = _call(node, "unit, rule or index", UNITS | RULES | names("index"))
+        if name in UNITS:
+            return _unit(name, args, given)
+        return (RULES.get(name) or named("index", name))(*args, **given)
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(number, bool):
             return -number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,15 +60,16 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             denominator = np.empty(len(q))
             kernel.denominator(*stats, sink, np.float32(unit), np.float32(cap), denominator)
             kernel.probability(*stats, denominator, np.float32(unit), np.float32(cap), logit[:rows], chance[:rows])
-            heads_first = lambda x, n=len(t): x[: n * lay.group].reshape(n, lay.group, -1).swapaxes(0, 1)  # noqa: E731
-            np.divide(heads_first(logit)[..., :pages], np.float32(LOG2E), out=peak[part])
-            mass[part] = heads_first(chance)[..., :pages]
-            lse[part] = heads_first(denominator / LOG2E)[..., 0]
+            shape = (len(t), lay.group, -1)
+            np.divide(_heads_first(logit, shape)[..., :pages], np.float32(LOG2E), out=peak[part])
+            mass[part] = _heads_first(chance, shape)[..., :pages]
+            lse[part] = _heads_first(denominator / LOG2E, shape)[..., 0]
             if out is not None and values is not None:
-                out[part] = heads_first(kernel.output(dots, values, flags, every, lay.group, unit, cap, denominator))
+                out[part] = _heads_first(kernel.output(dots, values, flags, every, lay.group, unit, cap, denominator), shape)
             if best is not None:
-                found, count = kernel.best_tokens(dots, flags, every, stats[0], keys, q, lay.group, longest, top)
-                best[part] = heads_first(np.where(np.arange(top) < count[:, None], found, -1))
+                start = np.arange(0, tokens + 1, PAGE)
+                found, _, count = kernel.best_tokens(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
+                best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
     return Truth(lane.steps, lane.t, peak, mass, lse, out, best)
 
 
@@ -75,4 +77,9 @@ def visible(t: NDArray[np.int64], first: NDArray[np.int64], tokens: int) -> tupl
     """(u8[N, tokens], u8[tokens]): 1 where first <= position <= t, at each step and at all of them."""
     pos = np.arange(tokens)
     flags = ((pos <= t[:, None]) & (pos >= first[:, None])).view(np.uint8)
-    return flags, flags.all(0).view(np.uint8)
+    return flags, np.asarray(flags.all(0)).view(np.uint8)
+
+
+def _heads_first(rows: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[Any]:
+    """Rows of a block [R, ...], step by step -> [G, N, ...]."""
+    return rows[: shape[0] * shape[1]].reshape(shape).swapaxes(0, 1)

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from kvsim.policies.index.boxes import boxes
 from kvsim.policies.protocol import Floats, Read, View, expect
-from kvsim.units import tokens
+from kvsim.policies.rules import Rule
+from kvsim.units import Budget, tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class quest(Read):
         },
     }  # fmt: skip
 
+    read: Budget | Rule  # type: ignore[assignment]  # wider than its base: a bound lets a rule stop
     index: Any = field(default=boxes())
     heads: Literal["each", "share", "max", "mean", "softmax_mean", "split"] = "each"
     private: int = 1  # pages of its own that heads="split" gives every query head
@@ -36,6 +38,16 @@ class quest(Read):
         expect(self, "index", hasattr(self.index, "summarise"), "an index, for example boxes()")
         expect(self, "private", self.private >= 0, "0 pages or more")
         expect(self, "dense_layers", self.dense_layers >= 0, "0 layers or more")
+        if isinstance(self.read, Rule):
+            alone = self.heads in ("each", "share")
+            expect(self, "heads", alone, "each or share with a stopping rule: every head stops by itself")
+            proof = self.index.bound or not self.read.certifies
+            expect(
+                self,
+                "index",
+                proof,
+                f"an index that is a bound, because {type(self.read).__name__}() proves by it what it may leave out",
+            )
 
     def score(self, view: View) -> Floats:
         scores: Floats = self.index.score(view.q, view.summary)

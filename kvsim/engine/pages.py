@@ -1,0 +1,67 @@
+"""Page tables: the live slots of one kv head on the absolute grid of pages, and the states a page goes through in a block of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.kernels.sparse import ALIVE
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+CHUNK = 256  # positions whose values are summed in float32 where there are no pages; a grid of its own, so sums do not move
+
+
+@dataclass
+class Pages:
+    """The pages of the slots of one kv head on the absolute grid: id i64[P], start i64[P + 1] over the slots."""
+
+    id: Ints
+    start: Ints
+    size: int
+
+    def rows(self, flags: NDArray[np.uint8]) -> Ints:
+        """i64[N, P]: live slots of every page at every step."""
+        return np.add.reduceat((flags & ALIVE).astype(np.int64), self.start[:-1], axis=1)
+
+    def of_slots(self) -> Ints:
+        """i64[n]: slot -> its page's place in `id`."""
+        return np.repeat(np.arange(len(self.id)), np.diff(self.start))
+
+
+def pages_of(pos: Ints, size: int) -> Pages:
+    """pos i64[n] ascending."""
+    page = pos // size
+    new = np.flatnonzero(np.diff(page, prepend=-1))
+    return Pages(page[new], np.append(new, len(pos)), size)
+
+
+@dataclass
+class Versions:
+    """A page that gains or loses rows within a block of steps counts once per state.
+
+    page i64[V]: place in Pages.id; of i64[N, P]: the version in force; slot i64[V, S], valid bool[V, S]: its live slots;
+    closed bool[V]: its last position has been written."""
+
+    page: Ints
+    of: Ints
+    slot: Ints
+    valid: Mask
+    closed: Mask
+
+
+def versions(pages: Pages, flags: NDArray[np.uint8], t: Ints) -> Versions:
+    """The states of all pages over the steps of a block, in order of step."""
+    alive = (flags & ALIVE).astype(bool)
+    full = (pages.id + 1) * pages.size - 1 <= t[:, None]
+    changed = np.ones((len(t), len(pages.id)), bool)
+    changed[1:] = np.logical_or.reduceat(alive[1:] != alive[:-1], pages.start[:-1], axis=1) | (full[1:] != full[:-1])
+    step, page = np.nonzero(changed)
+    number = np.zeros(changed.shape, np.int64)
+    number[step, page] = np.arange(len(step))
+    offset = np.arange(pages.size)
+    inside = offset < np.diff(pages.start)[page][:, None]
+    slot = np.where(inside, pages.start[page][:, None] + offset, 0)
+    return Versions(page, np.maximum.accumulate(number, axis=0), slot, inside & alive[step[:, None], slot], full[step, page])

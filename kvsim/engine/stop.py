@@ -1,0 +1,120 @@
+"""How deep a stopping rule reads, for every step and query head at once: all depths are read off one order of the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.engine.pages import Pages
+from kvsim.kernels.dense import LOG2E
+from kvsim.policies.rules import Rule, exact, gap, mass, top_p
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+DOUBT = 1e-13  # of |q| |k|: two float64 sums of the same few hundred products differ by less, so closer numbers count as equal
+
+
+class Truth(Protocol):
+    """True logits of what was live, in powers of 2, float64; N steps, G query heads."""
+
+    def peak(self, pages: Pages) -> Floats: ...  # [N, G, P]: the largest of each page
+    def mass(self, pages: Pages) -> Floats: ...  # [N, G, P]: softmax mass of each page, times 2**top
+    def top(self, pages: Pages) -> Floats: ...  # [N, G]: the largest of all
+    def kth(self, r: int) -> Floats: ...  # [N, G]: the r-th largest token, -inf where fewer are live
+    def size(self) -> Floats: ...  # [N, G]: a bound on |q| |k|, as a logit
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Pages in the order they would be opened, [N, G, P]: plain and bound are their scores in powers of 2 without and with the soft
+    cap, rows their live tokens; many [N, 1] existing pages; forced [N, 1] of them opened first. The rest of a row is padding."""
+
+    pages: Pages
+    order: NDArray[np.int32]
+    plain: Floats
+    bound: Floats
+    rows: Floats
+    many: Ints
+    forced: Ints
+
+    @property
+    def beyond(self) -> NDArray[np.bool_]:
+        return np.arange(self.order.shape[-1]) >= self.many[..., None]
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Pages opened, rounds after the forced pages, and whether the rule's proof was reached (None: it has none); all [N, G]."""
+
+    pages: Ints
+    rounds: Ints
+    certified: NDArray[np.bool_] | None
+
+
+def depths(rule: Rule, pages: Ordered, cap: Ints, floor: Ints, truth: Truth) -> Depths:
+    """cap, floor i64[N, 1] in pages."""
+    if isinstance(rule, top_p):
+        return _plain(np.maximum(np.minimum(_top_p(rule, pages), cap), pages.forced), pages)
+    if isinstance(rule, gap):
+        return _plain(np.maximum(_gap(rule, pages, cap, floor), pages.forced), pages)
+    assert isinstance(rule, (exact, mass))
+    needed = _exact(rule, pages, truth) if isinstance(rule, exact) else _mass(rule, pages, truth)
+    rounds = -(-np.maximum(needed - pages.forced, 0) // rule.batch)
+    allowed = -(-np.maximum(np.minimum(cap, pages.many) - pages.forced, 0) // rule.batch)
+    rounds = np.minimum(rounds, allowed)
+    opened = np.minimum(pages.forced + rounds * rule.batch, np.maximum(np.minimum(cap, pages.many), pages.forced))
+    return Depths(opened, rounds, opened >= np.minimum(needed, pages.many))
+
+
+def _plain(opened: Ints, pages: Ordered) -> Depths:
+    opened = np.minimum(opened, pages.many)
+    return Depths(opened, np.ones_like(opened), None)
+
+
+def _exact(rule: exact, pages: Ordered, truth: Truth) -> Ints:
+    """Every page whose bound reaches the r-th largest logit of all live tokens must be opened, and no other: once those are open the
+    r-th largest read is the r-th largest there is, and before that the next bound is not below it."""
+    level = truth.kth(rule.r)[..., None] - DOUBT * truth.size()[..., None]
+    reach = (pages.bound >= level) & ~pages.beyond
+    last = np.where(reach, np.arange(1, reach.shape[-1] + 1), 0).max(-1)
+    return np.maximum(last, pages.forced)
+
+
+def certificate(pages: Ordered, truth: Truth) -> Floats:
+    """eps f64[N, G, P + 1]: the proved bound on the unread part of the held softmax mass when the first k pages are read."""
+    own = truth.top(pages.pages)
+    top = np.maximum(np.where(pages.beyond, -np.inf, pages.bound).max(-1), own)[..., None]
+    most = np.where(pages.beyond, 0, pages.rows * np.exp2(np.where(pages.beyond, 0, pages.bound - top)))
+    true = np.take_along_axis(truth.mass(pages.pages), pages.order.astype(np.int64), -1) * np.exp2(own[..., None] - top)
+    zero = np.zeros((*most.shape[:2], 1))
+    unread = np.concatenate([np.cumsum(most[..., ::-1], -1)[..., ::-1], zero], -1)
+    read = np.concatenate([zero, np.cumsum(np.where(pages.beyond, 0, true), -1)], -1)
+    return np.divide(unread, read + unread, out=np.zeros_like(read), where=unread > 0)
+
+
+def _mass(rule: mass, pages: Ordered, truth: Truth) -> Ints:
+    proved = certificate(pages, truth) <= rule.eps
+    k = np.arange(proved.shape[-1])
+    at = np.where(proved & (k >= pages.forced[..., None]), k, proved.shape[-1]).min(-1)
+    return np.minimum(at, pages.many)
+
+
+def _top_p(rule: top_p, pages: Ordered) -> Ints:
+    bound = np.where(pages.beyond, -np.inf, pages.bound)
+    w = np.where(pages.beyond, 0, pages.rows * np.exp2(bound - bound.max(-1, keepdims=True)))
+    reached = np.cumsum(w, -1) / w.sum(-1, keepdims=True) >= rule.p - 1e-12
+    return np.where(reached.any(-1), reached.argmax(-1) + 1, pages.many)
+
+
+def _gap(rule: gap, pages: Ordered, cap: Ints, floor: Ints) -> Ints:
+    """K = forced + j, j >= 1: the fall is between the j-th and the next page that is not forced; the last page falls without end."""
+    k = np.arange(1, pages.order.shape[-1] + 1)
+    fall = np.full(pages.plain.shape, np.inf)
+    fall[..., :-1] = (pages.plain[..., :-1] - pages.plain[..., 1:]) / LOG2E
+    fall = np.where(k >= pages.many[..., None], np.inf, fall)
+    lowest = np.maximum(floor, pages.forced + 1)[..., None]
+    good = (fall >= rule.min) & (k >= lowest) & (k <= cap[..., None])
+    return np.where(good.any(-1), good.argmax(-1) + 1, np.broadcast_to(cap, good.shape[:2]))
