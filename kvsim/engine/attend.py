@@ -208,16 +208,16 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     pages = picked.pages if picked else pages_of(held.pos, CHUNK)
     exists = pages.rows(held.flags) > 0
     chosen = picked.chosen if picked else np.repeat(exists[:, None], group, 1)
-    coded = bool((held.flags > ALIVE).any())
+    coded = record is not None and record.key_group is not None  # by policy, not by what this block of steps happens to hold
     everything = (chosen | ~exists[:, None]).all(-1)  # [N, G]
-    alive, visible = (held.flags & ALIVE).sum(1), block.t + 1 - block.first
-    all_read = (everything & (alive == visible)[:, None] & (not coded)).ravel()
+    visible = block.t + 1 - block.first
+    exact_now = ((held.flags & ALIVE).sum(1) == visible) & (held.flags <= ALIVE).all(1)
+    all_read = (everything & exact_now[:, None]).ravel()
     chosen = chosen & ~all_read.reshape(n, group)[..., None]
     sums, out = np.zeros((rows, 6)), np.empty((rows, src.layer.value_dim))
     blurred, values, dim = held.dots, src.whole("v", block.head), src.layer.value_dim
     blurred_values = values
     if coded:
-        assert record is not None
         blurred = _decoded_dots(block, held, record)
         blurred_values = record.decoded.get("v", values[None])[block.head if "v" in record.decoded else 0]
     exact, mixed = np.empty((rows if coded else 0, dim)), np.empty((rows if coded else 0, dim))
@@ -230,7 +230,8 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
             np.float32(src.unit), np.float32(src.cap), block.lse, block.sink, sums, out, exact, mixed,
         )  # fmt: skip
     if all_read.any():
-        out[all_read] = block.out[all_read]
+        for mine in (out, exact, mixed) if coded else (out,):
+            mine[all_read] = block.out[all_read]
         sums[all_read, sparse.MASS] = 1 - block.sink_mass[all_read]
         sums[all_read, sparse.FAR] = block.far_mass[all_read]
         sums[all_read, sparse.EVIDENCE] = sums[all_read, sparse.OWN_EVIDENCE] = block.evidence_mass[all_read]
