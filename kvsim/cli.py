@@ -7,7 +7,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,15 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().parse_args(argv)
         return int(args.call(args) or DONE)
+    except OSError as e:
+        if isinstance(e, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return DONE
+        _complain(f"{e.filename}: {e.strerror}" if e.filename else str(e))
+        return FAILED
     except KvsimError as e:
         _complain(str(e))
         return WRONG_USE if isinstance(e, WrongUse) else FAILED
     except KeyboardInterrupt:
-        _complain("interrupted; what is finished is kept in OUT.partial, and the same command goes on from there")
+        _complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
 
 
 def commands() -> list[str]:
@@ -43,12 +46,17 @@ def commands() -> list[str]:
 def demo(args: argparse.Namespace) -> None:
     from tempfile import TemporaryDirectory
 
-    from kvsim.replay.demo import POLICIES, bundled
+    from kvsim.replay.demo import bundled, suppliable
     from kvsim.replay.run import replay
     from kvsim.report.page import report
+    from kvsim.trace.open import open_trace
 
+    trace = open_trace(args.trace or bundled())
+    chosen, why_not = suppliable(trace)
+    for line in why_not:
+        _complain(f"left out: {line}")
     with TemporaryDirectory(prefix="kvsim-demo-") as folder, _progress() as progress:
-        run = replay(args.trace or bundled(), POLICIES, Path(folder) / "demo", plans=True, baselines=True, progress=progress)
+        run = replay(trace, chosen, Path(folder) / "demo", plans=True, baselines=True, progress=progress)
         print(report(run.path, args.out))
 
 
@@ -56,17 +64,25 @@ def trace_info(args: argparse.Namespace) -> None:
     from kvsim.trace.info import describe
 
     found = describe(args.trace, args.allow_partial)
-    _show(found) if not args.json else _json(found)
+    if args.json:
+        _json(found)
+        return
+    captured = [x for x in found["layers"] if x["captured"]]
+    needs = {name: "yes" if need["supplied"] else f"no: capture with {need['option']}" for name, need in found["needs"].items()}
+    rows = {f"layers ({len(captured)} of {len(found['layers'])} captured)": captured, "supplies": needs}
+    _show({k: v for k, v in found.items() if k not in ("layers", "needs")} | rows)
 
 
 def trace_check(args: argparse.Namespace) -> int:
     from kvsim.trace.check import check_trace
 
-    problems = 0
-    for problems, line in enumerate(check_trace(args.trace, args.allow_partial), 1):
-        print(line)
-    print(f"{args.trace}: {problems or 'no'} problem{'' if problems == 1 else 's'}")
-    return FAILED if problems else DONE
+    sound = True
+    for problem in check_trace(args.trace, args.allow_partial):
+        print(problem)
+        sound = False
+    if sound:
+        print(f"{args.trace}: sound")
+    return DONE if sound else FAILED
 
 
 def trace_synth(args: argparse.Namespace) -> None:
@@ -76,36 +92,43 @@ def trace_synth(args: argparse.Namespace) -> None:
     print(synthesize(args.trace, **given).path)
 
 
-def replay_(args: argparse.Namespace) -> None:
+def replay_(args: argparse.Namespace) -> int:
+    from kvsim.replay.folder import partial
     from kvsim.replay.run import replay
 
     _load(args.policy_file)
-    with _progress() as progress:
-        run = replay(
-            args.trace,
-            args.policy,
-            args.out,
-            layers=args.layers,
-            requests=args.requests,
-            steps=args.steps,
-            workers=args.workers,
-            memory=args.memory,
-            plans=args.plans,
-            baselines=args.baselines,
-            kv_dtype=args.kv_dtype,
-            allocator=args.allocator,
-            strict=args.strict,
-            progress=progress,
+    options = {name: getattr(args, name) for name in REPLAY}
+    try:
+        with _progress() as progress:
+            print(replay(args.trace, args.policy, args.out, progress=progress, **options).path)
+    except KeyboardInterrupt:
+        kept = partial(Path(args.out))
+        what = (
+            f"{kept} keeps what is finished, and the same command goes on from there" if kept.exists() else "nothing was finished"
         )
-    print(run.path)
+        _complain(f"interrupted: {what}")
+        return INTERRUPTED
+    return DONE
 
 
 def policies(args: argparse.Namespace) -> None:
-    from kvsim.policies.catalogue import catalogue
+    from kvsim.policies.names import names
 
     _load(args.policy_file)
-    found = catalogue(args.name)
-    _json(found) if args.json else print("\n".join(found))
+    what = "index" if args.name in names("index") else "policy"
+    found = [_described(what, name) for name in ([args.name] if args.name else sorted(names(what)))]
+    if args.json:
+        _json(found)
+    elif args.presets:
+        _print_presets(found)
+    elif args.name:
+        _show(found[0])
+    else:
+        for kind in ("keep", "store", "read"):
+            print(kind)
+            for p in found:
+                if p["kind"] == kind:
+                    print(f"  {p['name']:16} {p['act']}")
 
 
 def report_(args: argparse.Namespace) -> None:
@@ -116,6 +139,7 @@ def report_(args: argparse.Namespace) -> None:
 
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
+REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "baselines", "kv_dtype", "allocator", "strict")
 SYNTH = {
     "seed": "of everything that is drawn",
     "requests": "prompts",
@@ -154,7 +178,9 @@ def _synth_options(p: argparse.ArgumentParser) -> None:
 
 def _replay_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("trace", metavar="TRACE")
-    p.add_argument("-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions, or @FILE.toml")
+    p.add_argument(
+        "-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions, or @FILE.toml"
+    )
     p.add_argument("-o", "--out", required=True, metavar="RUN", help="the run directory; must not exist")
     for name in ("layers", "requests", "steps"):
         p.add_argument(f"--{name}", type=_numbers, metavar="LIST", help=f"only these {name}: 0,3 or 4-9, ends included")
@@ -162,7 +188,9 @@ def _replay_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--memory", metavar="SIZE", help="lowers the number of workers until they fit, for example 8GiB")
     p.add_argument("--plans", action="store_true", help="also write which pages were read")
     p.add_argument("--baselines", action="store_true", help="add full, oracle, recency and random at the same budgets")
-    p.add_argument("--kv-dtype", metavar="DTYPE", help="bytes are billed in this (default: the trace's 16-bit dtype, else bfloat16)")
+    p.add_argument(
+        "--kv-dtype", metavar="DTYPE", help="bytes are billed in this (default: the trace's 16-bit dtype, else bfloat16)"
+    )
     p.add_argument("--allocator", choices=("head", "layer"), default="head", help="whose rows keep a physical page")
     p.add_argument("--strict", action="store_true", help="check the laws that every table obeys")
     _policy_file(p)
@@ -206,29 +234,29 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise WrongUse(f"{message}; see {self.prog} --help")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = self.parse_known_args(args, namespace)
-        if rest:
-            found.parser.unknown(rest[0])
-        return found
-
-    def unknown(self, word: str) -> NoReturn:
-        options = [o for action in self._actions for o in action.option_strings]
-        near = difflib.get_close_matches(word.split("=")[0], options, 1)
-        what = "unknown option" if word.startswith("-") else "unexpected argument"
-        self.error(f"{what} {word!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words if self.get_default("call") else words[:1]:  # those after a command are its own
+            name = word.split("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions:
+                self._unknown("option", name, self._option_string_actions)
+        return super().parse_known_args(words, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            known = list(map(str, action.choices))
-            near = difflib.get_close_matches(str(value), known, 1)
-            self.error(f"unknown {action.metavar or action.dest} {value!r}" + (f", did you mean {near[0]!r}?" if near else f": one of {', '.join(known)}"))
+            self._unknown(action.metavar or action.dest, value, map(str, action.choices))
+
+    def _unknown(self, what: Any, word: str, known: Iterable[str]) -> NoReturn:
+        near = difflib.get_close_matches(word, names := list(known), 1)
+        self.error(f"unknown {what} {word!r}" + (f", did you mean {near[0]!r}?" if near else f": one of {', '.join(names)}"))
 
 
 def parser() -> Parser:
     top = Parser(prog="kvsim", description="Replay KV-cache policies on captured attention traces.")
     top.add_argument("--version", action="version", version=f"kvsim {__version__}")
-    groups = {(): top.add_subparsers(dest="command", metavar="command", required=True, parser_class=Parser)}
+    groups: dict[tuple[str, ...], Any] = {
+        (): top.add_subparsers(dest="command", metavar="command", required=True, parser_class=Parser)
+    }
     for words, (what, call, options) in COMMANDS.items():
         head = words[:-1]
         if head not in groups:
@@ -251,6 +279,49 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
+# ------------------------------------------------------------------------------------------------ policies
+def _described(what: str, name: str) -> dict[str, Any]:
+    """A policy or index as plain data: what it does, its paper, its parameters as they are written, what it needs, its presets."""
+    import inspect
+
+    from kvsim.policies.names import named
+    from kvsim.policies.parameters import parameters, written
+
+    cls = named(what, name)
+    defaults = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    takes = {n: "required" if required else written(defaults[n].default) for n, (_, required) in parameters(cls).items()}
+    told = {
+        "name": name,
+        "kind": getattr(cls, "kind", what) or what,
+        "act": getattr(cls, "act", ""),
+        "paper": getattr(cls, "paper", "") or None,
+    }
+    presets = {
+        preset: {n: x if n == "source" else written(x) for n, x in given.items()}
+        for preset, given in getattr(cls, "presets", {}).items()
+    }
+    return told | {"needs": _needs(name, takes), "parameters": takes, "presets": presets}
+
+
+def _needs(name: str, takes: dict[str, str]) -> dict[str, str]:
+    """{need: the capture option that records it} of a policy with its defaults; a budget does not change them."""
+    from kvsim.policies.language import parse
+
+    required = ", ".join(f"{n}=share(0.5)" for n, default in takes.items() if default == "required")
+    try:
+        parts = [part for part in parse(f"{name}({required})").parts if type(part).__name__ == name]
+    except WrongUse:  # an index, or a parameter that is no budget
+        return {}
+    return {str(need): need.option or "any trace" for part in parts for need in sorted(part.needs, key=str)}
+
+
+def _print_presets(found: Sequence[dict[str, Any]]) -> None:
+    for p in found:
+        for preset, given in p["presets"].items():
+            values = ", ".join(f"{n}={x}" for n, x in given.items() if n != "source")
+            print(f'{p["name"]}(preset="{preset}")  {values}\n  {given["source"]}')
+
+
 # ------------------------------------------------------------------------------------------------ printing
 def _complain(line: str) -> None:
     print(f"kvsim: {' '.join(line.split())}", file=sys.stderr)
@@ -261,15 +332,15 @@ def _json(found: Any) -> None:
 
 
 def _show(found: dict[str, Any], indent: str = "") -> None:
-    """Plain data as lines."""
+    """Plain data as lines: one per entry, rows of a table one per row."""
     for key, value in found.items():
         if isinstance(value, dict):
-            print(f"{indent}{key}")
+            print(f"{indent}{key}{'' if value else ': none'}")
             _show(value, indent + "  ")
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             print(f"{indent}{key}")
             for row in value:
-                print(f"{indent}  " + "  ".join(f"{k} {v}" for k, v in row.items() if v is not None))
+                print(f"{indent}  " + "  ".join(f"{k} {v}" for k, v in row.items() if v not in (None, [])))
         else:
             print(f"{indent}{key:16} {'—' if value is None else value}")
 

@@ -31,7 +31,15 @@ REQUESTS = _schema(
 )
 LAYERS = _schema(
     {"layer": _i16, "kind": _text, "q_heads": _i16, "kv_heads": _i16, "key_dim": _i16, "value_dim": _i16, "scale": _f64},
-    {"softcap": _f64, "window": _i32, "sinks": pa.list_(_f64), "rope": _text, "row_bytes": _i32, "kv_source_layer": _i16, "captured": _flag},
+    {
+        "softcap": _f64,
+        "window": _i32,
+        "sinks": pa.list_(_f64),
+        "rope": _text,
+        "row_bytes": _i32,
+        "kv_source_layer": _i16,
+        "captured": _flag,
+    },
 )
 PREFILL = _schema({"q_head": _i16, "pos": _i32, "mass": _f32, "queries": _i32})
 VALUES = _schema({"q_head": _i16, "pos": _i32, "wo_norm": _f32})
@@ -60,7 +68,14 @@ LEDGER = _schema(
     | dict.fromkeys(("visible_tokens", "held_tokens", "full_tokens", "quant_tokens", "host_tokens", "evicted_tokens"), _i32)
     | {"read_tokens": _i32}
     | dict.fromkeys(
-        ("resident_bytes", "index_resident_bytes", "meta_resident_bytes", "host_resident_bytes", "ssd_resident_bytes", "read_bytes")
+        (
+            "resident_bytes",
+            "index_resident_bytes",
+            "meta_resident_bytes",
+            "host_resident_bytes",
+            "ssd_resident_bytes",
+            "read_bytes",
+        )
         + ("index_bytes", "meta_bytes", "score_bytes", "host_read_bytes", "ssd_read_bytes", "write_bytes", "moved_in_bytes")
         + ("moved_out_bytes", "collective_bytes"),
         _i64,
@@ -70,7 +85,9 @@ LEDGER = _schema(
 HEADS = _schema(
     _UNIT
     | {"q_head": _i16, "step": _i32, "role": _i8, "dense": _flag}
-    | dict.fromkeys(("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass", "mass_quant", "mass_host", "far_mass"), _f32)
+    | dict.fromkeys(
+        ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass", "mass_quant", "mass_host", "far_mass"), _f32
+    )
     | dict.fromkeys(("top1_recall", "top10_recall", "top64_recall", "rel_l2", "cosine", "out_bound"), _f32)
     | {"read_tokens": _i32, "rounds": _i32},
     dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
@@ -81,7 +98,9 @@ CURVES = _schema(
     _UNIT
     | {"q_head": _i16, "role": _i8, "pages": _i32, "tokens": _i32}
     | dict.fromkeys(("union_pages_mean", "read_bytes_mean"), _f64)
-    | dict.fromkeys(("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32),
+    | dict.fromkeys(
+        ("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32
+    ),
     dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32),
 )
 PLANS = _schema(_UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)})
@@ -98,7 +117,14 @@ UNUSED = ("host_tokens", "mass_host", "host_resident_bytes", "ssd_resident_bytes
     "moved_out_bytes",
     "collective_bytes",
 )
-RUN_TABLES: dict[str, pa.Schema] = {"ledger": LEDGER, "heads": HEADS, "curves": CURVES, "plans": PLANS, "tiers": TIERS, "events": EVENTS}
+RUN_TABLES: dict[str, pa.Schema] = {
+    "ledger": LEDGER,
+    "heads": HEADS,
+    "curves": CURVES,
+    "plans": PLANS,
+    "tiers": TIERS,
+    "events": EVENTS,
+}
 
 
 def table(name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None) -> pa.Table:

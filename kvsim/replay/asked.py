@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,31 +13,27 @@ from kvsim import __version__
 from kvsim.engine.run import Job
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer, Request
-from kvsim.policies.language import Policy
-from kvsim.policies.protocol import Chain
+from kvsim.policies.language import Policy, parse_policy
+from kvsim.policies.protocol import Chain, Part
+from kvsim.replay.baselines import Entry, chains_of, with_baselines
 from kvsim.tables import RUN_SCHEMA
-from kvsim.trace.open import Trace
+from kvsim.trace.open import Supply, Trace
 
+Task = tuple[int, int]  # request, layer
+AnyPolicy = str | Part | Chain | Policy
 ALLOCATORS = ("head", "layer")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A policy of a run. role: "asked" or "baseline"; beside: the id of the policy that a baseline stands beside."""
-
-    policy: Policy
-    role: str = "asked"
-    beside: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """All that decides what stands in the tables of a run."""
+    """All that decides what stands in the tables of a run. A layer that reuses the rows of another one (kv_source_layer) is
+    replayed and billed as if they were its own."""
 
     entries: tuple[Entry, ...]
     requests: tuple[Request, ...]
     layers: tuple[Layer, ...]  # bytes as billed
     steps: tuple[int, ...] | None  # the decode steps that are written; None: all captured
+    supplies: Mapping[Task, Supply]
     kv_dtype: str
     allocator: str = "head"
     plans: bool = False
@@ -48,8 +44,8 @@ class Asked:
         return [e.policy.id for e in self.entries]
 
     @property
-    def tasks(self) -> list[tuple[int, int]]:
-        """(request, layer), in the order of the tables."""
+    def tasks(self) -> list[Task]:
+        """In the order of the tables."""
         return [(r.id, layer.id) for r in self.requests for layer in self.layers]
 
     @property
@@ -62,6 +58,44 @@ class Asked:
             "baselines": self.baselines,
             "allocator": self.allocator,
         }
+
+
+def resolve(
+    trace: Trace,
+    policies: AnyPolicy | Iterable[AnyPolicy],
+    *,
+    layers: Iterable[int] | None = None,
+    requests: Iterable[int] | None = None,
+    steps: Iterable[int] | None = None,
+    plans: bool = False,
+    baselines: bool = False,
+    kv_dtype: str | None = None,
+    allocator: str = "head",
+) -> Asked:
+    """Names, ids and options as they were given -> what they are. Raises WrongUse for one that is not there."""
+    several = [policies] if isinstance(policies, AnyPolicy) else list(policies)
+    resolved = list({p.id: p for p in map(parse_policy, several)}.values())
+    if not resolved:
+        raise WrongUse("no policy to replay; give at least one, for example quest(read=tokens(512))")
+    if allocator not in ALLOCATORS:
+        raise WrongUse(f"allocator {allocator!r}: expected {' or '.join(map(repr, ALLOCATORS))}, whose rows keep a physical page")
+    dtype, captured = trace.kv_dtype(kv_dtype), trace.captured_layers
+    mine = chosen("layers", layers, [x.id for x in captured], trace)
+    whose = chosen("requests", requests, [r.id for r in trace.requests], trace)
+    only = [r for r in trace.requests if r.id in whose]
+    supplies = {(r.id, x.id): trace.supplies(r, x) for r in only for x in captured if x.id in mine}
+    there = sorted({int(step) for supply in supplies.values() for step in supply.steps})
+    return Asked(
+        entries=tuple(with_baselines(resolved) if baselines else map(Entry, resolved)),
+        requests=tuple(only),
+        layers=tuple(x.billed(dtype, trace.dtype) for x in captured if x.id in mine),
+        steps=None if steps is None else tuple(chosen("steps", steps, there, trace)),
+        supplies=supplies,
+        kv_dtype=dtype,
+        allocator=allocator,
+        plans=plans,
+        baselines=baselines,
+    )
 
 
 def jobs_of(policy: Policy, layer: Layer) -> list[Job]:
@@ -81,7 +115,9 @@ def chosen(what: str, asked: Iterable[int] | None, there: Sequence[int], trace: 
     if missing := [i for i in ids if i not in set(there)]:
         raise WrongUse(f"{what} {spans(missing)}: trace {trace.id} has the {what} {spans(there)}; ask for some of these")
     if not ids:
-        raise WrongUse(f"no {what} asked for; trace {trace.id} has the {what} {spans(there)}, all of them are replayed by default")
+        raise WrongUse(
+            f"no {what} asked for; trace {trace.id} has the {what} {spans(there)}, all of them are replayed by default"
+        )
     return ids
 
 
@@ -115,7 +151,7 @@ def about(trace: Trace, asked: Asked, created: str) -> dict[str, Any]:
         "kv_dtype": asked.kv_dtype,
         "policies": [_policy(e) for e in asked.entries],
         "layers": [_layer(layer.billed(asked.kv_dtype, trace.dtype)) for layer in trace.layers],
-        "requests": [_request(trace, r, asked) for r in asked.requests],
+        "requests": [_request(r, asked) for r in asked.requests],
         "options": asked.options,
     }
 
@@ -135,26 +171,36 @@ def _policy(entry: Entry) -> dict[str, Any]:
 
 def _version(policy: Policy) -> str:
     """kvsim's version, or of parts from elsewhere the sha256 of their files: the same name may not be the same policy."""
-    chains: list[Chain] = [policy.default, *(c for _, c in policy.layers), *(c for _, _, c in policy.heads)]
-    modules = {type(part).__module__ for chain in chains for part in chain.parts}
-    modules |= {type(getattr(part, "index", None)).__module__ for chain in chains for part in chain.parts}
+    parts = [part for chain in chains_of(policy) for part in chain.parts]
+    modules = {type(x).__module__ for part in parts for x in (part, getattr(part, "index", None))}
     files = {getattr(sys.modules[m], "__file__", None) for m in modules if m.split(".")[0] not in ("kvsim", "builtins")}
     hashes = sorted(sha256(Path(f).read_bytes()).hexdigest()[:12] for f in files if f and Path(f).is_file())
     return "+".join([f"kvsim {__version__}", *hashes])
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    names = ("kind", "q_heads", "kv_heads", "key_dim", "value_dim", "row_bytes", "window", "softcap", "kv_source_layer", "captured")
+    names = (
+        "kind",
+        "q_heads",
+        "kv_heads",
+        "key_dim",
+        "value_dim",
+        "row_bytes",
+        "window",
+        "softcap",
+        "kv_source_layer",
+        "captured",
+    )
     return {"layer": layer.id} | {name: getattr(layer, name) for name in names} | {"learned_sinks": layer.sinks is not None}
 
 
-def _request(trace: Trace, r: Request, asked: Asked) -> dict[str, Any]:
-    steps = trace.supplies(r, asked.layers[0]).steps.tolist()
+def _request(r: Request, asked: Asked) -> dict[str, Any]:
+    steps = {int(step) for x in asked.layers for step in asked.supplies[r.id, x.id].steps}
     return {
         "request": r.id,
         "prompt_tokens": r.prompt,
         "total_tokens": r.total,
         "mode": r.mode,
         "spans": [{"label": s.label, "start": s.start, "stop": s.stop, "kind": s.kind} for s in r.spans],
-        "steps": len(steps if asked.steps is None else set(steps) & set(asked.steps)),
+        "steps": len(steps if asked.steps is None else steps & set(asked.steps)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from kvsim.policies.keep.full import full
 from kvsim.policies.language import Policy, complete
@@ -11,8 +12,16 @@ from kvsim.policies.read.everything import everything
 from kvsim.policies.read.oracle import oracle
 from kvsim.policies.read.random_read import random_read
 from kvsim.policies.read.recency import recency
-from kvsim.replay.asked import Entry
 from kvsim.units import READ_UNITS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A policy of a run. role: "asked" or "baseline"; beside: the id of the policy that a baseline stands beside."""
+
+    policy: Policy
+    role: str = "asked"
+    beside: str | None = None
 
 
 def with_baselines(policies: Iterable[Policy]) -> list[Entry]:
@@ -27,10 +36,14 @@ def with_baselines(policies: Iterable[Policy]) -> list[Entry]:
 def _added(asked: Iterable[Entry]) -> Iterator[Entry]:
     yield Entry(Policy(full() >> everything()), "baseline")
     for entry in asked:
-        policy = entry.policy
-        for chain in dict.fromkeys((policy.default, *(c for _, c in policy.layers), *(c for _, _, c in policy.heads))):
+        for chain in chains_of(entry.policy):
             for baseline in beside(chain):
-                yield Entry(Policy(baseline), "baseline", policy.id)
+                yield Entry(Policy(baseline), "baseline", entry.policy.id)
+
+
+def chains_of(policy: Policy) -> list[Chain]:
+    """Every chain of a policy, for whichever layers and heads, once."""
+    return list(dict.fromkeys((policy.default, *(c for _, c in policy.layers), *(c for _, _, c in policy.heads))))
 
 
 def beside(chain: Chain) -> list[Chain]:

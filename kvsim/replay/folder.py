@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from kvsim.errors import WrongUse
+from kvsim.replay.asked import Task
 from kvsim.replay.parts import merge
 
 BEGUN = "begun.json"  # what OUT.partial is a part of; run.json once it is complete
@@ -25,17 +26,17 @@ class Draft:
 
     def __enter__(self) -> Draft:
         """Raises WrongUse when OUT.partial belongs to another replay or another process is writing it."""
+        begun = self.path / BEGUN
+        if self.path.exists() and not begun.is_file() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise WrongUse(f"{self.path}: not a replay that can go on; choose another -o, or remove it")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / "lock").open("w")
         if not _locked(self._lock.fileno()):
             self._lock.close()
             raise WrongUse(f"{self.path}: another replay is writing it; wait for it, or choose another -o")
-        begun = self.path / BEGUN
         try:
             if begun.is_file():
-                self._same(json.loads(begun.read_text("utf-8")))
-            elif any(p.name != "lock" for p in self.path.iterdir()):
-                raise WrongUse(f"{self.path}: not a replay that can go on; choose another -o, or delete it")
+                self._go_on(begun)
             else:
                 write_json(begun, self.about)
             self.parts.mkdir(exist_ok=True)
@@ -50,7 +51,7 @@ class Draft:
             shutil.rmtree(self.path)
         self._lock.close()
 
-    def finish(self, tasks: list[tuple[int, int]], ids: list[str]) -> None:
+    def finish(self, tasks: list[Task], ids: list[str]) -> None:
         """The parts become OUT, at once and whole."""
         whole = self.path / "run"
         shutil.rmtree(whole, ignore_errors=True)
@@ -62,13 +63,17 @@ class Draft:
         _sync(self.out.parent)
         shutil.rmtree(self.path)
 
-    def _same(self, begun: dict[str, Any]) -> None:
-        """Goes on only with what was begun by the same version, for the same trace, policies and options."""
-        before, now = _identity(begun), _identity(self.about)
+    def _go_on(self, file: Path) -> None:
+        """Only with what was begun by the same version, for the same trace, policies and options."""
+        try:
+            begun = json.loads(file.read_text("utf-8"))
+            before, now = _identity(begun), _identity(self.about)
+        except (ValueError, AttributeError):
+            raise WrongUse(f"{file}: altered, so nothing can go on from it; choose another -o, or remove {self.path}") from None
         if differ := [k for k in now if before.get(k) != now[k]]:
             raise WrongUse(
                 f"{self.path}: begun with another {', another '.join(differ)}; repeat that replay to finish it, choose another -o,"
-                " or delete it"
+                " or remove it"
             )
         self.about = begun
 

@@ -1,3 +1,222 @@
+"""`--strict`: what must be true of the tables of every policy, checked for one (request, layer) before its part is written.
+
+A law is stated once, as a sentence and as a comparison of whole columns; the first row that breaks it is named."""
+
 from __future__ import annotations
-def check_laws(policy, layer, tables):
-    pass
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kvsim.errors import BrokenLaw
+from kvsim.geometry import Layer, Request
+from kvsim.policies import allocate
+from kvsim.policies.language import Policy
+from kvsim.policies.protocol import Chain
+from kvsim.replay.asked import jobs_of
+from kvsim.tables import RUN_TABLES
+
+MASS = 5e-5  # what float32 columns may miss of a sum of masses
+ERROR = 1e-4  # relative output error of attention over everything
+CAPPED = ("h2o", "tova", "streaming_llm", "random_keep", "pools")  # never hold more than their budget, at any step
+KEYS = ("request", "layer", "kv_head", "q_head", "role", "pages", "step")
+BYTES = [f.name for f in RUN_TABLES["ledger"] if f.name.endswith("_bytes")]
+MASSES = ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass")
+RECALLS = ("top1_recall", "top10_recall", "top64_recall")
+CURVES = ("union_pages_mean", "read_bytes_mean", "mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min")
+RISING = (*CURVES, "far_recall", "top10_recall_mean", "top10_recall_p5", "evidence_recall")
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of one table as float64 columns, null as NaN; lists stay lists."""
+
+    policy: str
+    table: str
+    columns: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def must(self, law: str, holds: Any) -> None:
+        """Raises BrokenLaw for the first row where `holds` is False."""
+        wrong = ~np.broadcast_to(holds, (len(self),))
+        if wrong.any():
+            i = int(wrong.argmax())
+            at = " ".join(f"{k}={int(self[k][i])}" for k in KEYS if k in self.columns)
+            raise BrokenLaw(f"{self.table} of {self.policy}, row {at}: broken law: {law}")
+
+    def where(self, mask: Mask) -> Rows:
+        keep = np.flatnonzero(mask)
+        columns = {n: x[keep] if isinstance(x, np.ndarray) else [x[i] for i in keep] for n, x in self.columns.items()}
+        return Rows(self.policy, self.table, columns)
+
+
+def check_laws(policy: Policy, request: Request, layer: Layer, tables: Mapping[str, pa.Table]) -> None:
+    """The tables of one policy for one (request, layer). Raises BrokenLaw."""
+    whole = {name: rows_of(policy.id, name, table) for name, table in tables.items()}
+    for job in jobs_of(policy, layer):
+        chain = allocate.for_layer(job.chain, layer)
+        for head in range(layer.kv_heads) if job.heads is None else job.heads:
+            mine = {name: rows.where(_of_head(rows, head, layer)) for name, rows in whole.items()}
+            _ledger(mine["ledger"], chain, request, layer)
+            _heads(mine["heads"], mine["ledger"], chain)
+            for name, check in (("curves", _curves), ("plans", _plans), ("tiers", _tiers), ("events", _events)):
+                if name in mine and len(mine[name]):
+                    check(mine[name], mine, chain, request, layer)
+
+
+def rows_of(policy: str, name: str, table: pa.Table) -> Rows:
+    numbers = {f.name: f.type for f in table.schema if not pa.types.is_string(f.type) and not pa.types.is_dictionary(f.type)}
+    columns: dict[str, Any] = {}
+    for column, kind in numbers.items():
+        x = table[column]
+        lists = pa.types.is_list(kind)
+        columns[column] = x.to_pylist() if lists else pc.fill_null(pc.cast(x, pa.float64()), np.nan).to_numpy()
+    return Rows(policy, name, columns)
+
+
+def _of_head(rows: Rows, head: int, layer: Layer) -> Mask:
+    return np.asarray(rows["kv_head"] == head if "kv_head" in rows.columns else rows["q_head"] // layer.group == head)
+
+
+def _same(rows: Rows, *keys: str) -> Mask:
+    """Rows that follow the one before in every key but the last, where they are the next."""
+    here = np.ones(len(rows), bool)
+    here[:1] = False
+    for key in keys[:-1]:
+        here[1:] &= np.diff(rows[key]) == 0
+    here[1:] &= np.diff(rows[keys[-1]]) == 1
+    return here
+
+
+def _before(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([x[:1], x[:-1]])
+
+
+def _ledger(x: Rows, chain: Chain, request: Request, layer: Layer) -> None:
+    held, evicted, visible, host = x["held_tokens"], x["evicted_tokens"], x["visible_tokens"], x["host_tokens"]
+    gone = visible - held - evicted
+    x.must("visible = held + evicted + tokens only on the host", (gone >= 0) & (gone <= host))
+    x.must("held = full + quantised", held == x["full_tokens"] + x["quant_tokens"])
+    x.must(
+        "a step reads at least one token, and none that is not visible", (x["read_tokens"] >= 1) & (x["read_tokens"] <= visible)
+    )
+    x.must("no count of bytes is negative", ~np.any([x[name] < 0 for name in BYTES], axis=0))
+    then = _same(x, "step")
+    x.must("only the new token joins what is held", ~then | (held <= _before(held) + 1 + _before(host)))
+    x.must("a step reads what was held and its own token", ~then | (x["read_tokens"] <= _before(held) + 1 + _before(host)))
+    if layer.window is None:
+        x.must("what is gone stays gone", ~then | (evicted >= _before(evicted) - host))
+    keep = chain.part("keep")
+    if type(keep).__name__ in CAPPED:
+        limit = [allocate.hold_limit(keep, int(v), request, layer) for v in visible]
+        x.must("no more is held than the budget", held <= limit)
+    _ledger_bytes(x, chain, layer)
+
+
+def _ledger_bytes(x: Rows, chain: Chain, layer: Layer) -> None:
+    row = layer.row_bytes
+    held, read = x["held_tokens"] * row, x["read_tokens"] * row
+    x.must("held rows cost no more than exact ones", x["resident_bytes"] <= held)
+    x.must("rows read cost no more than exact ones", x["read_bytes"] <= read)
+    x.must("every step writes its own row", x["write_bytes"] >= row)
+    if (chain.part("store") or chain.part("keep")).codecs is None:
+        x.must(
+            "without a codec nothing is quantised",
+            (x["quant_tokens"] == 0) & (x["meta_resident_bytes"] == 0) & (x["meta_bytes"] == 0),
+        )
+        x.must("held rows cost row_bytes each", x["resident_bytes"] == held)
+        x.must("rows read cost row_bytes each", x["read_bytes"] == read)
+    page = chain.part("read").page
+    if page is not None and not np.isnan(x["read_pages"]).any():
+        x.must("pages read hold the tokens read", x["read_pages"] * page >= x["read_tokens"])
+        x.must("page_bytes = pages read, whole", x["page_bytes"] == x["read_pages"] * page * row)
+        x.must("runs are made of pages", (x["read_runs"] >= 1) & (x["read_runs"] <= x["read_pages"]))
+
+
+def _heads(x: Rows, ledger: Rows, chain: Chain) -> None:
+    x.must("the four masses sum to 1", np.abs(sum(x[name] for name in MASSES) - 1) <= MASS)
+    for name in (*MASSES, "mass_quant", "mass_host", "far_mass", *RECALLS):
+        x.must(f"{name} is between 0 and 1", (x[name] >= -MASS) & (x[name] <= 1 + MASS))
+    x.must("quantised and host mass are parts of what is recalled", x["mass_quant"] + x["mass_host"] <= x["mass_recall"] + MASS)
+    x.must("far recall is at most 1", ~(x["far_recall"] > 1 + ERROR))
+    x.must("evidence read is a part of the evidence", ~(x["evidence_read"] > x["evidence_dense"] + MASS))
+    if chain.part("keep").hold is None:
+        x.must("without a hold budget no mass is evicted", x["mass_evicted"] <= MASS)
+    place = {step: i for i, step in enumerate(ledger["step"])}
+    at = np.array([place[step] for step in x["step"]], np.int64)
+    x.must("a head reads no more than its group", x["read_tokens"] <= ledger["read_tokens"][at])
+    whole = x["read_tokens"] == ledger["visible_tokens"][at]
+    x.must("who reads all that is visible misses nothing", ~whole | (x["mass_evicted"] + x["mass_unread"] <= MASS))
+    x.must("who reads all that is visible has every top token", ~whole | np.all([x[name] == 1 for name in RECALLS], axis=0))
+    if (chain.part("store") or chain.part("keep")).codecs is None:
+        x.must("who reads all that is visible, exactly, has the dense output", ~whole | (x["rel_l2"] <= ERROR))
+    index = chain.part("read").index
+    if index is not None and index.bound:
+        x.must("eps_hat bounds the mass not read", ~(x["mass_unread"] > x["eps_hat"] + MASS))
+
+
+def _curves(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
+    page = chain.part("read").page
+    x.must("tokens = pages * page size", x["tokens"] == x["pages"] * page)
+    x.must("the group reads at least what one head reads", x["union_pages_mean"] >= x["pages"] * (1 - 1e-9))
+    then = _same(x, "q_head", "role", "pages")
+    x.must("every budget from 1 page on is there", then | (x["pages"] == 1))
+    for name in RISING:
+        x.must(
+            f"{name} never falls as the budget grows",
+            ~then | ~(x[name] < _before(x[name]) - 1e-6 * np.maximum(1, np.abs(x[name]))),
+        )
+
+
+def _plans(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
+    size, last = x["page_size"], (request.prompt + x["step"]) // x["page_size"]
+    first = np.array([layer.first_visible(int(t)) for t in request.prompt + x["step"]]) // size
+    x.must("pages are in ascending order, each once", [bool((np.diff(pages) > 0).all()) for pages in x["pages"]])
+    inside = [len(p) > 0 and a <= p[0] and p[-1] <= b for p, a, b in zip(x["pages"], first, last, strict=True)]
+    x.must("a step reads pages it can see, at least one", inside)
+    heads = mine["heads"]
+    read = dict(zip(zip(heads["q_head"], heads["step"], strict=True), heads["read_pages"], strict=True))
+    keys = zip(x["q_head"], x["step"], x["pages"], strict=True)
+    x.must("heads counts the pages of the plan", [q < 0 or read[q, step] == len(pages) for q, step, pages in keys])
+
+
+def _tiers(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
+    ends = request.prompt + x["step"] + 1
+    x.must(
+        "runs are ranges of positions up to the step's own, in order",
+        [_in_order(r, e) for r, e in zip(x["runs"], ends, strict=True)],
+    )
+    known = [all(run["tier"] & 3 <= 2 and 0 <= run["tier"] < 16 for run in runs) for runs in x["runs"]]
+    x.must("a tier is 0, 1 or 2, with 4 and 8 for copies", known)
+
+
+def _in_order(runs: list[dict[str, int]], end: float) -> bool:
+    edges = [edge for run in runs for edge in (run["start"], run["stop"])]
+    return (
+        edges == sorted(edges)
+        and all(r["start"] < r["stop"] for r in runs)
+        and (not edges or (edges[0] >= 0 and edges[-1] <= end))
+    )
+
+
+def _events(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
+    counts = ("promoted", "demoted", "evicted", "aged_in", "requantised")
+    x.must("no count is negative", ~np.any([x[name] < 0 for name in counts], axis=0))
+    x.must("churn is a share", ~((x["churn"] < 0) | (x["churn"] > 1)))
+    ledger = mine["ledger"]
+    every = len(x) == len(ledger) + 1 and (x["step"] == np.arange(-1, len(ledger))).all()
+    if every and layer.window is None and not ledger["host_tokens"].any():
+        gone = np.cumsum(x["evicted"])[1:]
+        x.must("evictions add up to what is gone", np.append(True, gone == ledger["evicted_tokens"]))

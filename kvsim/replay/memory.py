@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from kvsim.engine.attend import steps_per_block
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION, ITEMSIZE, Layer, Request
-from kvsim.kernels.dense import ROWS
-from kvsim.replay.asked import Asked
-from kvsim.replay.work import Task
+from kvsim.replay.asked import Asked, Task
+from kvsim.replay.baselines import chains_of
 from kvsim.trace.open import Trace
 
 PROCESS = 300 << 20  # an interpreter with numba and pyarrow, before its first task
+BLOCK = 9  # arrays as large as a block's logits, at the worst moment (measured: a read policy on 32 768 tokens)
+ROW = 500  # a query head's row in all tables, while it is put together
 WORTH = 50_000_000  # logits of all policies below which starting a process takes longer than the work
 UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
@@ -32,7 +33,9 @@ def workers_for(trace: Trace, asked: Asked, tasks: Sequence[Task], workers: int 
         limit = in_bytes(memory)
         need, r, x = max(((task_bytes(r, x, trace.dtype, asked), r, x) for r, x in units), key=lambda u: u[0])
         if need > limit:
-            raise WrongUse(f"memory {memory}: request {r.id}, layer {x.id} alone takes about {need / 2**30:.1f} GiB; allow that much")
+            raise WrongUse(
+                f"memory {memory}: request {r.id}, layer {x.id} alone takes about {need / 2**30:.1f} GiB; allow that much"
+            )
         many = min(many, limit // need)
     return many
 
@@ -46,21 +49,17 @@ def in_bytes(memory: int | str) -> int:
 
 
 def task_bytes(r: Request, layer: Layer, dtype: str, asked: Asked) -> int:
-    """About what one process takes at most for one task; T tokens, N decode steps, Hq query heads, d = key_dim + value_dim:
+    """About what one process takes at most for one task of T tokens, N decode steps, Hq query and Hkv kv heads, d = key_dim + value_dim:
 
-    the process, K and V of the layer as stored, T·d·Hkv·itemsize; of one kv head in float32, 4·T·d; a block of logits and its
-    flags, T·(4·ROWS + steps); the queries, 4·N·Hq·key_dim; per policy its rows, and, if it observes attention, keys and logits
-    of all kv heads over the live slots in float64, 8·T·Hkv·(key_dim + 64)."""
-    t, n = r.total, r.total - r.prompt
-    d = layer.key_dim + layer.value_dim
-    stored = t * d * layer.kv_heads * ITEMSIZE[dtype]
-    block = t * (4 * ROWS + 4 * d + 3 * steps_per_block(layer.group))
-    observed = 0
-    for entry in asked.entries:
-        observers = any(ATTENTION in part.needs for part in entry.policy.default.parts)
-        observed += n * 400 * (layer.q_heads + layer.kv_heads) + (t * n * layer.kv_heads // 8 if observers else 0)
-    watching = 8 * t * layer.kv_heads * (layer.key_dim + 64)
-    return PROCESS + stored + block + 4 * n * layer.q_heads * layer.key_dim + observed + watching
+    the process; T tokens times K and V of the layer as stored (d·Hkv·itemsize), K and V of a kv head in float32 (4·d), float32
+    logits of a block of R query rows and what is made of them (BLOCK·4·R), and if a policy observes attention, keys, logits of 64
+    rows and attention of all heads in float64 (8·Hkv·(key_dim + 64) + 8·Hq); N steps times the queries and, per policy, its rows."""
+    d, rows = layer.key_dim + layer.value_dim, steps_per_block(layer.group) * layer.group
+    token = d * layer.kv_heads * ITEMSIZE[dtype] + 4 * d + BLOCK * 4 * rows
+    if any(ATTENTION in part.needs for e in asked.entries for chain in chains_of(e.policy) for part in chain.parts):
+        token += 8 * layer.kv_heads * (layer.key_dim + 64) + 8 * layer.q_heads
+    step = layer.q_heads * (4 * layer.key_dim + len(asked.entries) * ROW)
+    return PROCESS + r.total * token + (r.total - r.prompt) * step
 
 
 def _logits(r: Request, layer: Layer) -> int:

@@ -17,7 +17,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
     """Every policy in every (request, layer). Raises WrongUse for the first thing that cannot be supplied."""
     for r in asked.requests:
         for layer in asked.layers:
-            supply = trace.supplies(r, layer)
+            supply = asked.supplies[r.id, layer.id]
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
                     chain = allocate.for_layer(job.chain, layer)
@@ -46,13 +46,17 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
     """Why a need is not met, and the option that would meet it; None when it is."""
     if need.name == "window":
         rows = min(need.rows, r.prompt)
-        problem = f"the last {rows} prompt queries, the window captured has {supply.window_rows}" if supply.window_rows < rows else ""
+        problem = (
+            f"the last {rows} prompt queries, the window captured has {supply.window_rows}" if supply.window_rows < rows else ""
+        )
     elif need == ATTENTION:
         some = spans(supply.steps[:4].tolist())
         problem = "" if supply.contiguous else f"every decode step in turn, and the steps captured have gaps ({some}, ...)"
     elif need == ALL_LAYERS:
         there = {x.id for x in asked.layers}
-        problem = f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
+        problem = (
+            f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
+        )
     elif need in (TRUTH, FUTURE):
         problem = ""
     else:
@@ -62,4 +66,3 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
             return "no trace has it"
         problem = "" if tables[need] else f"{what[need]} not in the trace"
     return f"{problem}; capture with {need.option}" if problem else None
-

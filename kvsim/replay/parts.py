@@ -13,18 +13,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvsim.replay.asked import Task
 from kvsim.tables import RUN_TABLES
 
 ALWAYS = ("ledger", "heads")
 ROWS = 1 << 16  # at least so many rows make a row group, while there are more of the same policy
 
 
-def write_part(parts: Path, task: tuple[int, int], found: Sequence[dict[str, pa.Table]]) -> None:
+def write_part(parts: Path, task: Task, found: Sequence[dict[str, pa.Table]]) -> None:
     """Tables of every policy -> a folder that appears whole or not at all."""
     aside = parts / f".{folder(task)}.{os.getpid()}"
     aside.mkdir()
     for name, schema in RUN_TABLES.items():
-        bare = schema.remove(schema.get_field_index("policy"))
+        bare = _bare(schema)
         if any(name in by_name for by_name in found):
             with (aside / f"{name}.arrow").open("wb") as f, pa.ipc.new_file(f, bare) as writer:
                 for by_name in found:
@@ -38,29 +39,36 @@ def write_part(parts: Path, task: tuple[int, int], found: Sequence[dict[str, pa.
         aside.rename(parts / folder(task))
 
 
-def folder(task: tuple[int, int]) -> str:
+def folder(task: Task) -> str:
     return f"request={task[0]},layer={task[1]}"
 
 
-def finished(parts: Path, tasks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def finished(parts: Path, tasks: Sequence[Task]) -> list[Task]:
     """The tasks whose part is there; what a killed worker left behind is removed."""
     for left in parts.glob(".*"):
-        shutil.rmtree(left)
+        shutil.rmtree(left, ignore_errors=True)
     return [task for task in tasks if (parts / folder(task)).is_dir()]
 
 
-def read_part(parts: Path, task: tuple[int, int], name: str, place: int) -> pa.Table:
-    """The rows of the policy at `place` in one table of a part, or none."""
+def read_part(parts: Path, task: Task, place: int) -> dict[str, pa.Table]:
+    """The tables, as far as they have rows, of the policy at `place`."""
+    found = {name: _rows(parts, task, name, place) for name in RUN_TABLES}
+    return {name: rows for name, rows in found.items() if rows.num_rows}
+
+
+def _rows(parts: Path, task: Task, name: str, place: int) -> pa.Table:
     file = parts / folder(task) / f"{name}.arrow"
-    schema = RUN_TABLES[name]
-    bare = schema.remove(schema.get_field_index("policy"))
     if not file.exists():
-        return bare.empty_table()
+        return _bare(RUN_TABLES[name]).empty_table()
     with pa.memory_map(str(file)) as f:
         return pa.Table.from_batches([pa.ipc.open_file(f).get_batch(place)])
 
 
-def merge(parts: Path, into: Path, tasks: Sequence[tuple[int, int]], ids: Sequence[str]) -> None:
+def _bare(schema: pa.Schema) -> pa.Schema:
+    return schema.remove(schema.get_field_index("policy"))
+
+
+def merge(parts: Path, into: Path, tasks: Sequence[Task], ids: Sequence[str]) -> None:
     """All parts -> the Parquet tables of a run: by policy as asked, then by task; a table without rows is not written."""
     for name, schema in RUN_TABLES.items():
         if name not in ALWAYS and not any((parts / folder(task) / f"{name}.arrow").exists() for task in tasks):
@@ -74,12 +82,12 @@ def merge(parts: Path, into: Path, tasks: Sequence[tuple[int, int]], ids: Sequen
             os.fsync(f.fileno())
 
 
-def _groups(parts: Path, tasks: Sequence[tuple[int, int]], ids: Sequence[str], name: str, schema: pa.Schema) -> Iterator[pa.Table]:
+def _groups(parts: Path, tasks: Sequence[Task], ids: Sequence[str], name: str, schema: pa.Schema) -> Iterator[pa.Table]:
     """Row groups: the rows of one policy, cut between tasks."""
     for place in range(len(ids)):
         waiting: list[pa.Table] = []
         for task in tasks:
-            waiting.append(read_part(parts, task, name, place))
+            waiting.append(_rows(parts, task, name, place))
             if sum(t.num_rows for t in waiting) >= ROWS:
                 yield _named(pa.concat_tables(waiting), place, ids, schema)
                 waiting = []

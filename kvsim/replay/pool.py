@@ -14,12 +14,11 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread, main_thread
 from types import ModuleType
-from typing import Any
 
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.policies.language import load_file
-from kvsim.policies.protocol import Chain
-from kvsim.replay.work import Task, Work
+from kvsim.replay.asked import Task
+from kvsim.replay.work import Work
 
 Failures = list[tuple[Task, KvsimError]]
 
@@ -33,7 +32,9 @@ def do_all(work: Work, tasks: Sequence[Task], workers: int, tick: Callable[[], N
     try:
         payload = pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as e:
-        raise WrongUse(f"policies of this run cannot be sent to other processes ({e}); put them in a file, or ask for workers=1") from None
+        raise WrongUse(
+            f"policies of this run cannot be sent to other processes ({e}); put them in a file, or ask for workers=1"
+        ) from None
     context = get_context("spawn")
     ends, keeps = context.Pipe(duplex=False)
     with _no_main(), ProcessPoolExecutor(workers, context, _begin, (ends, payload, policy_files())) as pool:
@@ -41,9 +42,9 @@ def do_all(work: Work, tasks: Sequence[Task], workers: int, tick: Callable[[], N
             with _no_interrupt():
                 futures = {pool.submit(_one, task): task for task in tasks}
             return _collected(futures, tasks, tick)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        except BaseException:
             keeps.close()
+            raise
 
 
 def _alone(work: Work, task: Task, tick: Callable[[], None]) -> KvsimError | None:
@@ -64,7 +65,9 @@ def _collected(futures: dict[Future[None], Task], tasks: Sequence[Task], tick: C
         except KvsimError as e:
             failed[futures[future]] = e
         except BrokenProcessPool:
-            raise KvsimError("a worker process died, perhaps for want of memory; ask for fewer --workers or set --memory") from None
+            raise KvsimError(
+                "a worker process died, perhaps for want of memory; ask for fewer --workers or set --memory"
+            ) from None
         tick()
     return [(task, failed[task]) for task in tasks if task in failed]
 

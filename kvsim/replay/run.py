@@ -8,10 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvsim.errors import KvsimError, WrongUse
-from kvsim.policies.language import Policy, parse_policy
-from kvsim.policies.protocol import Chain, Part
-from kvsim.replay.asked import ALLOCATORS, Asked, Entry, about, chosen
-from kvsim.replay.baselines import with_baselines
+from kvsim.replay.asked import AnyPolicy, about, resolve
 from kvsim.replay.folder import Draft, partial
 from kvsim.replay.memory import workers_for
 from kvsim.replay.needs import check_needs
@@ -22,8 +19,6 @@ from kvsim.replay.work import Work
 from kvsim.trace.open import Trace, open_trace
 
 __all__ = ["Run", "replay"]
-
-AnyPolicy = str | Part | Chain | Policy
 
 
 def replay(
@@ -53,13 +48,26 @@ def replay(
     if target.exists() or not target.name:
         raise WrongUse(f"{target}: exists already, and a run is never overwritten; choose another -o, or remove it")
     opened = trace if isinstance(trace, Trace) else open_trace(trace)
-    asked = _asked(opened, policies, layers, requests, steps, kv_dtype, allocator, plans, baselines)
+    asked = resolve(
+        opened,
+        policies,
+        layers=layers,
+        requests=requests,
+        steps=steps,
+        plans=plans,
+        baselines=baselines,
+        kv_dtype=kv_dtype,
+        allocator=allocator,
+    )
     check_needs(opened, asked)
     tasks = asked.tasks
     with Draft(target, about(opened, asked, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))) as draft:
         work = Work(opened, asked, draft.parts, strict)
         done = finished(draft.parts, tasks)
         left = [t for t in tasks if t not in set(done)]
+        if strict:
+            for task in done:
+                work.check(task)
         many = workers_for(opened, asked, left, workers, memory)
         count = iter(range(len(done) + 1, len(tasks) + 1))
         progress(len(done), len(tasks))
@@ -68,44 +76,6 @@ def replay(
             raise _told(failures, len(tasks), target)
         draft.finish(tasks, asked.ids)
     return Run(target, owned)
-
-
-def _asked(
-    trace: Trace,
-    policies: AnyPolicy | Iterable[AnyPolicy],
-    layers: Iterable[int] | None,
-    requests: Iterable[int] | None,
-    steps: Iterable[int] | None,
-    kv_dtype: str | None,
-    allocator: str,
-    plans: bool,
-    baselines: bool,
-) -> Asked:
-    several = [policies] if isinstance(policies, (str, Part, Chain, Policy)) else list(policies)
-    resolved = list({p.id: p for p in map(parse_policy, several)}.values())
-    if not resolved:
-        raise WrongUse("no policy to replay; give at least one, for example quest(read=tokens(512))")
-    if allocator not in ALLOCATORS:
-        raise WrongUse(f"allocator {allocator!r}: expected {' or '.join(map(repr, ALLOCATORS))}, whose rows keep a physical page")
-    dtype = trace.kv_dtype(kv_dtype)
-    mine = set(chosen("layers", layers, [x.id for x in trace.captured_layers], trace))
-    whose = set(chosen("requests", requests, [r.id for r in trace.requests], trace))
-    asked_requests = tuple(r for r in trace.requests if r.id in whose)
-    asked_layers = tuple(x for x in trace.captured_layers if x.id in mine)
-    written = None
-    if steps is not None:
-        there = {int(s) for r in asked_requests for x in asked_layers for s in trace.supplies(r, x).steps}
-        written = tuple(chosen("steps", steps, sorted(there), trace))
-    return Asked(
-        entries=tuple(with_baselines(resolved) if baselines else map(Entry, resolved)),
-        requests=asked_requests,
-        layers=tuple(x.billed(dtype, trace.dtype) for x in asked_layers),
-        steps=written,
-        kv_dtype=dtype,
-        allocator=allocator,
-        plans=plans,
-        baselines=baselines,
-    )
 
 
 def _told(failures: Failures, tasks: int, out: Path) -> KvsimError:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from kvsim import tables
 from kvsim.engine.run import run_layer
 from kvsim.engine.source import Source
 from kvsim.errors import KvsimError
-from kvsim.geometry import Layer
-from kvsim.kernels.numbers import to_float32
+from kvsim.geometry import Layer, Request
 from kvsim.policies.protocol import Part
-from kvsim.replay.asked import Asked, jobs_of
+from kvsim.replay.asked import Asked, Task, jobs_of
 from kvsim.replay.laws import check_laws
-from kvsim.replay.parts import write_part
+from kvsim.replay.parts import read_part, write_part
+from kvsim.trace.bits import widen
 from kvsim.trace.open import Lane, Trace
-
-Task = tuple[int, int]  # request, layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,26 +35,40 @@ class Work:
 
     def do(self, task: Task) -> None:
         """Replays one task and writes its part. Raises KvsimError, whatever went wrong."""
-        request = next(r for r in self.asked.requests if r.id == task[0])
-        layer = next(x for x in self.asked.layers if x.id == task[1])
+        request, layer = self._find(task)
         try:
             with threadpool_limits(1, user_api="blas"):
                 found = self._tables(source_of(self.trace.lane(request, layer)), layer)
             if self.strict:
-                for entry, by_name in zip(self.asked.entries, found, strict=True):
-                    check_laws(entry.policy, layer, by_name)
+                self._check(request, layer, found)
             write_part(self.parts, task, found)
         except KvsimError:
             raise
         except Exception as e:
             raise KvsimError(f"request {task[0]}, layer {task[1]}: {_blamed(e)}{type(e).__name__}: {_line(e)}") from e
 
+    def check(self, task: Task) -> None:
+        """The laws of a part that is written already. Raises BrokenLaw."""
+        self._check(*self._find(task), [read_part(self.parts, task, i) for i in range(len(self.asked.entries))])
+
+    def _check(self, request: Request, layer: Layer, found: Sequence[Mapping[str, pa.Table]]) -> None:
+        for entry, by_name in zip(self.asked.entries, found, strict=True):
+            check_laws(entry.policy, request, layer, by_name)
+
+    def _find(self, task: Task) -> tuple[Request, Layer]:
+        request = next(r for r in self.asked.requests if r.id == task[0])
+        return request, next(x for x in self.asked.layers if x.id == task[1])
+
     def _tables(self, source: Source, layer: Layer) -> list[dict[str, pa.Table]]:
         """Of every policy, its tables that have rows."""
         jobs = [jobs_of(entry.policy, layer) for entry in self.asked.entries]
         results = iter(
             run_layer(
-                source, [j for mine in jobs for j in mine], steps=self.asked.steps, plans=self.asked.plans, allocator=self.asked.allocator
+                source,
+                [j for mine in jobs for j in mine],
+                steps=self.asked.steps,
+                plans=self.asked.plans,
+                allocator=self.asked.allocator,
             )
         )
         at = {"request": source.request.id, "layer": layer.id}
@@ -66,7 +77,9 @@ class Work:
             parts: dict[str, list[pa.Table]] = {}
             for _ in mine:
                 for name, pieces in next(results).items():
-                    parts.setdefault(name, []).extend(tables.table(name, piece | at | {"policy": entry.policy.id}) for piece in pieces)
+                    parts.setdefault(name, []).extend(
+                        tables.table(name, piece | at | {"policy": entry.policy.id}) for piece in pieces
+                    )
             found.append({name: pa.concat_tables(pieces) for name, pieces in parts.items() if any(p.num_rows for p in pieces)})
         return found
 
@@ -80,16 +93,12 @@ def source_of(lane: Lane) -> Source:
         v=lane.v,
         steps=lane.steps,
         t=lane.t,
-        q=_float32(lane.q),
-        window_q=_float32(lane.window_q),
+        q=widen(lane.q).astype(np.float32),
+        window_q=widen(lane.window_q).astype(np.float32),
         k_pre=lane.k_pre,
         mass=lane.mass,
         wo_norm=lane.wo_norm,
     )
-
-
-def _float32(raw: NDArray[Any]) -> NDArray[np.float32]:
-    return to_float32(raw.reshape(-1, raw.shape[-1])).reshape(raw.shape)
 
 
 def _blamed(error: Exception) -> str:

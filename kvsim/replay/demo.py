@@ -1,0 +1,42 @@
+"""What `kvsim demo` replays: the bundled trace, under one policy of every kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kvsim
+from kvsim.errors import BadTrace, WrongUse
+from kvsim.replay.asked import resolve
+from kvsim.replay.needs import check_needs
+from kvsim.trace.open import Trace
+
+POLICIES = (
+    "quest(read=share(0.1))",
+    'quest(read=share(0.1), heads="max")',
+    "h2o(hold=share(0.2))",
+    "tova(hold=share(0.2))",
+    "streaming_llm(hold=share(0.2))",
+    "kivi(bits=2, group=32, residual=32)",
+    "h2o(hold=share(0.5)) >> quest(read=share(0.1))",
+)
+
+
+def bundled() -> Path:
+    """The trace that kvsim brings along: inside the package, or beside it in a checkout. Raises BadTrace when neither is there."""
+    package = Path(kvsim.__file__).parent
+    for home in (package / "_traces", package.parent / "traces"):
+        if (home / "smol_needle" / "manifest.json").is_file():
+            return home / "smol_needle"
+    raise BadTrace(f"{package}: the bundled trace is missing; install kvsim again, or name a trace: kvsim demo TRACE")
+
+
+def suppliable(trace: Trace) -> tuple[list[str], list[str]]:
+    """(policies that the trace can be replayed under, why the others cannot be)."""
+    can, cannot = [], []
+    for policy in POLICIES:
+        try:
+            check_needs(trace, resolve(trace, policy))
+            can.append(policy)
+        except WrongUse as e:
+            cannot.append(str(e))
+    return can, cannot
