@@ -56,13 +56,26 @@ def test_quality(run, by):
         assert row["read_tokens"] == pytest.approx(mean(r["read_tokens"] for r in group))
 
 
-def test_a_ratio_is_of_sums_and_null_when_there_is_nothing_to_divide_by():
-    rows = {"policy": ["p"] * 4, "far_mass": [0.9, 0.1, 0.5, 0.0], "far_recall": [1.0, 0.0, None, None]}
-    rows |= {"evidence_dense": [4e-4, 5e-4, None, 0.0], "evidence_read": [4e-4, 0.0, None, 0.0]}
-    rows |= dict.fromkeys(("mass_recall", "mass_evicted", "mass_unread", "rel_l2"), [0.5] * 4) | {"read_tokens": [1] * 4}
-    found = quality(pl.LazyFrame(rows)).row(0, named=True)
-    assert found["far_recall"] == pytest.approx(0.9)  # a mean of ratios would be 0.5
-    assert found["evidence_recall"] is None  # 9e-4 in all
+@pytest.mark.parametrize(
+    ("read", "dense", "said"),
+    [
+        ([1.0, 0.0], [1.0, 9.0], 0.1),  # the mean of ratios would be 0.5
+        ([4e-4, 0.0], [4e-4, 5e-4], None),  # 9e-4 in all: nothing to divide by
+        ([4e-4, 0.0], [4e-4, 6e-4], 0.4),  # 1e-3 in all, though each is less
+        ([0.2, None], [0.5, 0.5], 0.4),  # a row that says nothing counts on neither side
+        ([0.2, 0.3], [0.5, None], 0.4),
+        ([None, None], [None, None], None),
+    ],
+)
+def test_a_ratio_is_of_sums(read, dense, said):
+    rows = {"policy": ["p", "p"], "evidence_read": read, "evidence_dense": dense, "read_tokens": [1, 1]}
+    rows |= dict.fromkeys(("mass_recall", "mass_evicted", "mass_unread", "rel_l2", "far_mass"), [0.5, 0.5])
+    floats = ("evidence_read", "evidence_dense", "far_recall")
+    far = [None if d is None or r is None else r / d for r, d in zip(read, dense, strict=True)]
+    frame = pl.LazyFrame(rows | {"far_recall": far}, schema_overrides=dict.fromkeys(floats, pl.Float64))
+    found = quality(frame.with_columns(far_mass="evidence_dense")).row(0, named=True)
+    assert found["evidence_recall"] == pytest.approx(said)
+    assert found["far_recall"] == pytest.approx(said)
 
 
 def test_the_fates_of_the_mass_sum_to_one(run):

@@ -60,6 +60,10 @@ def test_labels_are_different_and_short(ids):
     assert all(len(label) <= LONGEST + 5 for label in found.values())
 
 
+def test_ids_alike_where_a_label_ends_are_numbered():
+    assert [x[-3:] for x in labels(["x" * 60 + end for end in "abc"]).values()] == ["xx…", " #2", " #3"]
+
+
 def test_forced():
     read = "full() >> quest(read=tokens(8), sinks={}, recent={}, tail={!r})"
     assert forced(read.format(0, 0, "free")) == "none"

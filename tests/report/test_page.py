@@ -160,9 +160,12 @@ def test_baselines_forced_to_read_other_tokens_are_no_pair(tmp_path):
     path, look = write_run(tmp_path / "run", policies=(QUEST, free, RANDOM)), styles((QUEST, free, RANDOM))
     asked = edit(path, policies=[{"id": p, "role": "asked"} for p in (QUEST, free, RANDOM)])
     assert other_forced(open_run(asked), look) == []  # nobody said that one stands beside another
-    kinds = [{"id": QUEST, "role": "asked"}, *({"id": p, "role": "baseline", "beside": QUEST} for p in (free, RANDOM))]
-    (said,) = other_forced(open_run(edit(path, policies=kinds)), look)
-    assert said == "random_read 8, tail='free' and quest 8 are no like-for-like pair: forced to read none; newest page."
+    for beside in (QUEST, None):
+        kinds = [{"id": QUEST, "role": "asked"}, *({"id": p, "role": "baseline", "beside": beside} for p in (free, RANDOM))]
+        (said,) = other_forced(open_run(edit(path, policies=kinds)), look)
+        assert said == "random_read 8, tail='free' and quest 8 are no like-for-like pair: forced to read none; newest page."
+    kinds[1]["beside"] = H2O
+    assert other_forced(open_run(edit(path, policies=kinds)), look) == []
 
 
 def test_several_runs_stand_one_after_the_other(runs, tmp_path):
