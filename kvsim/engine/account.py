@@ -38,6 +38,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     visible, alive = block.t + 1 - block.first, (held.flags & ALIVE).sum(1)
     read_bytes, meta_bytes = row_bytes(src, codecs, was_read)
     resident, meta_resident = row_bytes(src, codecs, kept)
+    copies = kept[:, sparse.KEYS_CODED] + kept[:, sparse.KEYS_KEPT] if codecs and codecs.shadow else np.zeros(len(kept), np.int64)
     stated = asked.part("read").read
     stated = None if isinstance(stated, Rule) else stated
     none = np.zeros(len(block.t), np.int64)
@@ -58,7 +59,9 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
         "page_bytes": picked.chosen.any(1).sum(1) * page_bytes if picked else None,
         "resident_page_bytes": live_pages * page_bytes if read.page is not None else None,
         "resident_bytes": resident,
-        "meta_resident_bytes": meta_resident,
+        "meta_resident_bytes": meta_resident + kept_bytes(src, codecs, kept),
+        "host_tokens": copies,
+        "host_resident_bytes": copies * lay.row_bytes,
         "index_resident_bytes": live_pages * index_bytes(read, src),
         "read_bytes": read_bytes,
         "meta_bytes": meta_bytes,
@@ -76,7 +79,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
 def _tally(
     block: Dense, held: Held, flags: NDArray[np.uint8], pages: Pages, union: Any, record: Record | None
 ) -> NDArray[np.int64]:
-    counts = np.zeros((len(flags), 7), np.int64)
+    counts = np.zeros((len(flags), sparse.COUNTS), np.int64)
     groups = np.zeros((2, len(held.pos)), np.int64)
     if record is not None and record.key_group is not None and record.value_group is not None:
         groups = np.stack([record.key_group[block.head, held.pos], record.value_group[block.head, held.pos]])
@@ -85,7 +88,7 @@ def _tally(
 
 
 def row_bytes(source: Source, codecs: Codecs | None, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """counts i64[N, 7] (kernels.sparse) -> (bytes of rows and codes, bytes of scales and zeros); a group touched is paid whole."""
+    """counts i64[N, COUNTS] (kernels.sparse) -> (bytes of rows and codes, of scales and zeros); a group touched is paid whole."""
     lay = source.layer
     rows = counts[:, sparse.KEYS_FULL] * lay.key_bytes + counts[:, sparse.VALUES_FULL] * lay.value_bytes
     meta = np.zeros_like(rows)
@@ -98,6 +101,19 @@ def row_bytes(source: Source, codecs: Codecs | None, counts: NDArray[np.int64]) 
                 bits, per_group = codec.layout(dim)
                 rows, meta = rows + counts[:, coded] * bits // 8, meta + counts[:, groups] * per_group
     return rows, meta
+
+
+def kept_bytes(source: Source, codecs: Codecs | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """i64[N]: codes, scales and zeros that are kept beside exact rows."""
+    lay, out = source.layer, np.zeros(len(counts), np.int64)
+    for codec, dim, kept, groups in (
+        (codecs and codecs.k, lay.key_dim, sparse.KEYS_KEPT, sparse.KEPT_KEY_GROUPS),
+        (codecs and codecs.v, lay.value_dim, sparse.VALUES_KEPT, sparse.KEPT_VALUE_GROUPS),
+    ):
+        if codec:
+            bits, per_group = codec.layout(dim)
+            out = out + counts[:, kept] * bits // 8 + counts[:, groups] * per_group
+    return out
 
 
 def index_bytes(read: Read, source: Source) -> int:

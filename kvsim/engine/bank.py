@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
-from kvsim.kernels.sparse import ALIVE, KEY_BLUR, KEY_CODED, VALUE_BLUR, VALUE_CODED
+from kvsim.kernels.sparse import ALIVE, KEY_BLUR, KEY_CODED, KEY_KEPT, VALUE_BLUR, VALUE_CODED, VALUE_KEPT
 from kvsim.policies.protocol import CODED, FULL, Codecs, Seen, State
 
 NO_GROUP = -1
@@ -40,7 +40,7 @@ class Bank:
     """Columns [Hkv, n] of the live slots, positions ascending; a slot that died in this block of steps stays, not valid, until the
     next `compact`, so that columns keep their place for a while."""
 
-    COLUMNS = ("pos", "valid", "k", "v", "key_blur", "value_blur")
+    COLUMNS = ("pos", "valid", "k", "v", "key_blur", "value_blur", "key_kept", "value_kept")
 
     def __init__(self, source: Source, codecs: Codecs | None):
         lay, self.source, self.codecs = source.layer, source, codecs
@@ -51,6 +51,7 @@ class Bank:
         self.valid = np.ones(shape, bool)
         self.k, self.v = np.full(shape, FULL, np.uint8), np.full(shape, FULL, np.uint8)
         self.key_blur, self.value_blur = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.key_kept, self.value_kept = np.zeros(shape, bool), np.zeros(shape, bool)
         self.n = shape[1]
         self.state = State()
         steps = len(source.steps)
@@ -106,14 +107,14 @@ class Bank:
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""
-        n = self.n
-        out = (
-            np.where(self.valid[:, :n], ALIVE, 0)
-            | np.where(self.k[:, :n] == CODED, KEY_CODED, 0)
-            | np.where(self.key_blur[:, :n], KEY_BLUR, 0)
-        )
-        out = out | np.where(self.v[:, :n] == CODED, VALUE_CODED, 0) | np.where(self.value_blur[:, :n], VALUE_BLUR, 0)
-        return np.where(self.valid[:, :n], out, 0).astype(np.uint8)
+        valid = self.valid[:, : self.n]
+        out = valid.astype(np.uint8) * np.uint8(ALIVE)
+        if self.codecs:
+            sides = ((self.k == CODED, KEY_CODED), (self.v == CODED, VALUE_CODED), (self.key_blur, KEY_BLUR))
+            kept = ((self.key_kept, KEY_KEPT), (self.value_kept, VALUE_KEPT))
+            for has, bit in (*sides, (self.value_blur, VALUE_BLUR), *kept):
+                out |= (has[:, : self.n] & valid).astype(np.uint8) * np.uint8(bit)
+        return out
 
     # -------------------------------------------------------------------------------------------- tiers
     def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int) -> None:
@@ -145,7 +146,10 @@ class Bank:
             if self.codecs.shadow and index >= 0:
                 self.record.moved[index, :, 0] += up.sum(1) * row
                 self.record.moved[index, :, 1] += (down & ~known).sum(1) * row
+            kept = (self.key_kept if side == "k" else self.value_kept)[:, :n]
             blur |= down
+            kept &= ~down
+            kept |= up & self.codecs.ledger
             if self.codecs.shadow:
                 blur &= ~up
             if not self.codecs.ledger:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.bank import NO_GROUP, Record
+from kvsim.engine.bank import Record
 from kvsim.engine.source import Source
-from kvsim.kernels.sparse import ALIVE, KEY_CODED
+from kvsim.kernels.sparse import ALIVE, KEY_CODED, KEY_KEPT
 from kvsim.policies.protocol import Codecs
 
 CODES_BESIDE, HOST_COPY = 4, 8
@@ -24,7 +24,7 @@ def tiers_and_events(
     prompt = source.request.prompt
     now = record.start[head].copy()
     whole = np.arange(source.layer.first_visible(prompt - 1), prompt)
-    tiers = [{"step": -1, "runs": runs(whole, _tier(record, codecs, head, whole, now[whole]))}]
+    tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole]))}]
     before = np.full(len(whole), ALIVE, np.uint8)
     full = int(_exact(before).sum())
     events = [_event(-1, before, now[whole], full, 0)]
@@ -36,7 +36,7 @@ def tiers_and_events(
         )
         pos, flags = _latest(pos, flags)
         if len(pos):
-            tiers.append({"step": step, "runs": runs(pos, _tier(record, codecs, head, pos, flags))})
+            tiers.append({"step": step, "runs": runs(pos, _tier(codecs, flags))})
         events.append(_event(step, now[pos], flags, full, t - last))
         full += int(_exact(flags).sum()) - int(_exact(now[pos]).sum()) + t - last
         now[pos], last = flags, t
@@ -62,16 +62,13 @@ def _exact(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return (flags & (ALIVE | KEY_CODED)) == ALIVE
 
 
-def _tier(
-    record: Record, codecs: Codecs | None, head: int, pos: NDArray[np.int64], flags: NDArray[np.uint8]
-) -> NDArray[np.int64]:
+def _tier(codecs: Codecs | None, flags: NDArray[np.uint8]) -> NDArray[np.int64]:
     """0 gone, 1 coded, 2 full, by keys; +4 codes kept beside, +8 host copy."""
     alive, coded = (flags & ALIVE) > 0, (flags & KEY_CODED) > 0
     tier = np.where(alive, np.where(coded, 1, 2), 0)
-    if codecs and record.key_group is not None:
-        known = alive & (record.key_group[head, pos] != NO_GROUP)
-        tier = tier + np.where(known & ~coded & codecs.ledger, CODES_BESIDE, 0) + np.where(known & codecs.shadow, HOST_COPY, 0)
-    return tier
+    kept = (flags & KEY_KEPT) > 0
+    copied = (coded | kept) & (codecs is not None and codecs.shadow)
+    return tier + np.where(kept, CODES_BESIDE, 0) + np.where(copied, HOST_COPY, 0)
 
 
 def _event(step: int, before: NDArray[np.uint8], after: NDArray[np.uint8], full: int, born: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Attention over the rows a policy read, and the counts of what it read and holds.
 
 Slots are the live tokens of one kv head in ascending order of position. flags u8[nb, n] says what a slot is at each step of a
-block: ALIVE, key or value stored coded (KEY_CODED, VALUE_CODED), attention sees decoded numbers (KEY_BLUR, VALUE_BLUR)."""
+block: ALIVE, key or value stored coded (KEY_CODED, VALUE_CODED), attention sees decoded numbers (KEY_BLUR, VALUE_BLUR), codes are
+kept beside an exact row (KEY_KEPT, VALUE_KEPT)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64
 
-ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR = 1, 2, 4, 8, 16
+ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR, KEY_KEPT, VALUE_KEPT = 1, 2, 4, 8, 16, 32, 64
 MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS = range(6)
 ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEY_GROUPS, VALUE_GROUPS = range(7)
+KEYS_KEPT, VALUES_KEPT, KEPT_KEY_GROUPS, KEPT_VALUE_GROUPS, COUNTS = range(7, 12)
 NEAR_PAGES = 128
 _LOW = np.float32(-1e30)
 
@@ -201,9 +203,10 @@ def tally(flags, start, union, key_group, value_group, counts):
     """What a bill needs to know of the live slots of the union's pages, per step.
 
     union bool[nb, P]; key_group, value_group i64[n]: rows encoded together share a number.
-    -> counts i64[nb, 7]: rows; keys full and coded; values full and coded; key and value groups touched."""
+    -> counts i64[nb, COUNTS]: rows; keys full and coded; values full and coded; key and value groups touched; the same of codes kept
+    beside exact rows."""
     for i in range(flags.shape[0]):
-        last_k, last_v = -1, -1
+        last_k, last_v, kept_k, kept_v = -1, -1, -1, -1
         for p in range(union.shape[1]):
             if not union[i, p]:
                 continue
@@ -226,6 +229,16 @@ def tally(flags, start, union, key_group, value_group, counts):
                         last_v = value_group[s]
                 else:
                     counts[i, VALUES_FULL] += 1
+                if f & KEY_KEPT:
+                    counts[i, KEYS_KEPT] += 1
+                    if key_group[s] != kept_k:
+                        counts[i, KEPT_KEY_GROUPS] += 1
+                        kept_k = key_group[s]
+                if f & VALUE_KEPT:
+                    counts[i, VALUES_KEPT] += 1
+                    if value_group[s] != kept_v:
+                        counts[i, KEPT_VALUE_GROUPS] += 1
+                        kept_v = value_group[s]
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})

@@ -41,6 +41,8 @@ def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:
     if keep.hold is None:
         return visible
     limit = max(1, to_tokens(keep.hold, visible, request, layer))
+    if (parts := keep.layers(limit, request.prompt, len(layer.among))) is not None:
+        limit = int(largest_remainder(parts, limit * len(layer.among))[layer.among.index(layer.id)])
     if (protected := keep.protected(limit)) > limit:
         raise WrongUse(
             f"{type(keep).__name__}(hold={written(keep.hold)}): that is {limit} tokens in layer {layer.id} of request {request.id},"

@@ -171,6 +171,10 @@ class Keep(Part):
         """Of `limit` tokens, how many are held whatever their score; refused when that is more than the limit."""
         return 0
 
+    def layers(self, hold: int, prompt: int, count: int) -> Floats | None:
+        """Real-valued tokens of each of the model's `count` attention layers, `hold` on average; None: every layer gets `hold`."""
+        return None
+
     def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
         """The state, and the cut after prefill (None: no cut)."""
         raise NotImplementedError

@@ -220,17 +220,17 @@ READ = "a read budget is one of tokens(), pages(), share(), kib(), mib(), for ex
 HOLD = "a hold budget is one of tokens(), share(), kib(), mib(), for example tokens(512)"
 LITERAL = "expected a number, a text in quotes, True, False, None or a call: tokens(512)"
 WRITTEN = "expected a policy, written NAME(...), for example h2o(hold=share(0.2)) >> quest(read=tokens(1024))"
-KNOWN = "one of everything, full, h2o, kivi, oracle, quest, random_read, recency, streaming_llm, tova"
+KNOWN = "one of " + ", ".join(sorted(known()))
 
 REFUSED = {
     # names
     "qest(read=tokens(32))": "unknown policy 'qest', did you mean 'quest'?",
     "quest(read=tokens(32), pages=16)": "unknown parameter of quest 'pages', did you mean 'page'?",
-    "quest(read=tokens(32), index=boxs())": "unknown unit or index 'boxs', did you mean 'boxes'?",
-    "quest(read=token(32))": "unknown unit or index 'token', did you mean 'tokens'?",
+    "quest(read=tokens(32), index=boxs())": "unknown unit, rule or index 'boxs', did you mean 'boxes'?",
+    "quest(read=token(32))": "unknown unit, rule or index 'token', did you mean 'tokens'?",
     "quest(read=tokens(1), index=boxes(m=3))": "unknown parameter of boxes 'm': one of by, dtype, n, rounding",
     "quest(read=share(0.2, off='x'))": "unknown parameter of share 'off', did you mean 'of'?",
-    "quest(read=__import__('os'))": "unknown unit or index '__import__': one of boxes, kib, mib, pages, share, tokens",
+    "quest(read=__import__('os'))": "unknown unit, rule or index '__import__': one of boxes, exact, gap, kib, mass, mib, pages, share, tokens, top_p",
     "quest(preset='mit-kernl')": "unknown preset of quest 'mit-kernl', did you mean 'mit-kernel'?",
     "tova(preset='x')": "unknown preset of tova 'x': there are none",
     "tokens(4)": f"unknown policy 'tokens': {KNOWN}",

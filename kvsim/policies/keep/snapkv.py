@@ -1,0 +1,65 @@
+"""SnapKV: one cut after prefill, by the pooled attention of the last prompt queries, which stay themselves; decode tokens are all kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from kvsim.geometry import Need
+from kvsim.policies.protocol import Floats, Hold, Keep, Prefix, Ranking, Seen, State, Window, expect
+from kvsim.units import tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class snapkv(Keep):
+    act = "after prefill keeps the tokens that the last prompt queries attend to, and those queries' own"
+    paper = "Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, arXiv 2404.14469"
+    presets: ClassVar = {
+        "fasterdecoding": {
+            "source": "FasterDecoding/SnapKV e216ddc, snapkv_utils.py: defaults of SnapKVCluster",
+            "hold": tokens(320), "window": 64, "kernel": 5, "pool": "avg",
+        },
+    }  # fmt: skip
+
+    hold: Hold
+    window: int = 32
+    kernel: int = 5
+    pool: Literal["avg", "max"] = "avg"
+
+    def __post_init__(self) -> None:
+        expect(self, "window", self.window >= 1, "1 prompt query or more")
+        expect(self, "kernel", self.kernel >= 1 and self.kernel % 2 == 1, "an odd number of tokens, so that pooling is centred")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Window(self.window)})
+
+    def protected(self, limit: int) -> int:
+        return self.window
+
+    def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
+        protect = seen.pos > seen.t - self.window
+        mass = prefix.window(self.window).sum(axis=0)  # [Hq, n]
+        past = ~protect[0]
+        mass[:, past] = self._pooled(mass[:, past])
+        return State(), Ranking(prefix.by_kv_head(mass) / prefix.layer.group, protect, own=self.own)
+
+    def step(self, state: State, seen: Seen) -> Ranking | None:
+        return None
+
+    @property
+    def own(self) -> float:
+        """The part of an equal share that each kv head is sure of."""
+        return 1.0
+
+    def _pooled(self, mass: Floats) -> Floats:
+        """[Hq, n] smoothed over neighbours: an average counts zeros beyond the ends, a maximum nothing."""
+        if not mass.shape[1]:
+            return mass
+        edge, half = (0.0 if self.pool == "avg" else -np.inf), self.kernel // 2
+        near = sliding_window_view(np.pad(mass, ((0, 0), (half, half)), constant_values=edge), self.kernel, axis=1)
+        pooled: Floats = near.mean(axis=-1) if self.pool == "avg" else near.max(axis=-1)
+        return pooled
