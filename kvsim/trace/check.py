@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvsim.errors import BadTrace
 from kvsim.geometry import Layer, Request
 from kvsim.trace.bits import widen
-from kvsim.trace.folder import AGAIN, Segment, read_columns, read_journal
+from kvsim.trace.folder import AGAIN, Listing, Segment, list_files, read_columns, read_journal
 from kvsim.trace.open import Lane, Trace, open_trace
 from kvsim.trace.reference import attend
 from kvsim.trace.write import ROWS
@@ -28,8 +28,12 @@ STEPS = 16  # attended at a time
 
 
 def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
-    """One line for each problem: files and hashes first, then every value of every (request, layer). Nothing: the trace is sound."""
+    """One line for each problem: hashes first, then files and every value of every (request, layer). Nothing: the trace is sound."""
     try:
+        altered = list(_altered(list_files(Path(path), allow_partial)))
+        yield from altered
+        if altered:
+            return
         trace = open_trace(path, allow_partial)
     except BadTrace as e:
         yield str(e)
@@ -40,12 +44,15 @@ def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
             yield from _lane(trace, request, layer)
 
 
+def _altered(listing: Listing) -> Iterator[str]:
+    for name, entry in listing.manifest["files"].items():
+        with (listing.root / name).open("rb") as f:
+            if hashlib.file_digest(f, "sha256").hexdigest() != entry.get("sha256"):
+                yield f"{listing.root / name}: its sha256 is not the one listed: the file was altered; {AGAIN}"
+
+
 def _files(trace: Trace) -> Iterator[str]:
     files, root = trace.manifest["files"], trace.path
-    for name, entry in files.items():
-        with (root / name).open("rb") as f:
-            if hashlib.file_digest(f, "sha256").hexdigest() != entry.get("sha256"):
-                yield f"{root / name}: its sha256 is not the one listed: the file was altered; {AGAIN}"
     on_disk = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} - {"manifest.json", "journal.jsonl"}
     for name in sorted(on_disk - set(files)):
         yield f"{root / name}: not listed in the manifest, so never read; remove it"

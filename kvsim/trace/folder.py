@@ -61,30 +61,32 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """The files of a trace, sizes and footers checked; segments in the order of their names (partial: of the journal)."""
+class Listing:
+    """What should lie in a trace's folder: a manifest, or in a partial trace one made of its journal."""
 
     root: Path
     manifest: dict[str, Any]
     sha256: str  # of manifest.json; of journal.jsonl when partial
     partial: bool
+
+
+@dataclass(frozen=True)
+class Folder(Listing):
+    """The files themselves, footers checked; segments in the order of their names (partial: of the journal)."""
+
     segments: dict[Key, tuple[Segment, ...]]
 
     def of(self, table: str, request: int = -1, layer: int = -1) -> tuple[Segment, ...]:
         return self.segments.get((table, request, layer), ())
 
 
-def open_folder(root: Path, allow_partial: bool = False) -> Folder:
-    """Manifest, sizes and footers of the trace in `root`. Raises BadTrace."""
+def list_files(root: Path, allow_partial: bool = False) -> Listing:
+    """What the manifest, or the journal of a partial trace, lists: every file is inside the trace and of its size. Raises BadTrace."""
     if not root.is_dir():
         raise BadTrace(f"{root}: no such folder; expected a trace, a folder with manifest.json")
     file = root / "manifest.json"
     partial = not file.exists()
-    if not partial:
-        raw = file.read_bytes()
-        manifest = _manifest(file, raw)
-        files = manifest["files"]
-    else:
+    if partial:
         file = root / "journal.jsonl"
         if not file.exists():
             raise BadTrace(f"{root}: not a trace: it has neither manifest.json nor journal.jsonl")
@@ -93,29 +95,36 @@ def open_folder(root: Path, allow_partial: bool = False) -> Folder:
                 f"{root}: manifest.json is missing, so the capture did not complete and the trace is partial; capture again, "
                 "or read its closed segments with allow_partial=True"
             )
-        raw = file.read_bytes()
-        files = read_journal(file, raw)
-        manifest = {"schema": TRACE_SCHEMA, "status": "partial", "files": files}
+    raw = file.read_bytes()
+    manifest: dict[str, Any] = {"schema": TRACE_SCHEMA, "status": "partial"}
+    manifest = manifest | {"files": read_journal(file, raw)} if partial else _manifest(file, raw)
+    for name, entry in manifest["files"].items():
+        _check_file(root, name, entry, "journal" if partial else "manifest")
+    return Listing(root, manifest, hashlib.sha256(raw).hexdigest(), partial)
+
+
+def open_folder(listing: Listing) -> Folder:
+    """The footers of the files listed. Raises BadTrace."""
+    root, manifest, partial, files = listing.root, listing.manifest, listing.partial, listing.manifest["files"]
     segments: dict[Key, list[Segment]] = {}
     for name in files if partial else sorted(files):
-        path = _checked(root, name, files[name], "journal" if partial else "manifest")
         if match := _TABLE.fullmatch(name):
             one, table, request, layer = match.groups()
             key = (one, -1, -1) if one else (table, int(request), int(layer))
-            segments.setdefault(key, []).append(_segment(name, path, files[name]))
+            segments.setdefault(key, []).append(_segment(name, root / name, files[name]))
     for table in ("requests", "layers"):
         if (table, -1, -1) not in segments:
-            raise BadTrace(f"{root}: the table {table} is missing: {file.name} lists no {table}/part-*.parquet; {AGAIN}")
+            raise BadTrace(f"{root}: the table {table} is missing: no {table}/part-*.parquet is listed; {AGAIN}")
     if partial:
         segments["requests", -1, -1] = segments["requests", -1, -1][-1:]  # a capture may describe its requests anew as it ends
-        manifest |= _draft(segments["layers", -1, -1][0])
-    return Folder(root, manifest, hashlib.sha256(raw).hexdigest(), partial, {k: tuple(s) for k, s in segments.items()})
+        manifest = _draft(segments["layers", -1, -1][0]) | manifest
+    return Folder(root, manifest, listing.sha256, partial, {k: tuple(s) for k, s in segments.items()})
 
 
 def _manifest(file: Path, raw: bytes) -> dict[str, Any]:
     try:
         manifest = json.loads(raw)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BadTrace(f"{file}: not JSON ({e}): the file was altered; {AGAIN}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise BadTrace(f"{file}: expected an object with schema, kind, status, dtype and files; {AGAIN}")
@@ -142,7 +151,7 @@ def read_journal(file: Path, raw: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line)
             files[str(entry["path"])] = entry
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise BadTrace(
                 f"{file}: line {number} is not a segment (path, bytes, sha256, rows): the journal was altered; capture again"
             ) from None
@@ -150,12 +159,16 @@ def read_journal(file: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _draft(layers: Segment) -> dict[str, Any]:
-    draft = (layers.footer.metadata or {}).get(DRAFT)
-    return dict(json.loads(draft)) if draft else {}
+    draft = (layers.footer.metadata or {}).get(DRAFT, b"{}")
+    with _parquet(layers):
+        manifest = dict(json.loads(draft))
+    if manifest.get("dtype", "float16") not in RAW:
+        raise BadTrace(f"{layers}: dtype is {manifest['dtype']!r}; expected {' or '.join(map(repr, RAW))}")
+    return manifest
 
 
-def _checked(root: Path, name: str, entry: Any, lister: str) -> Path:
-    """The file of a listed path: inside the trace, there, of the listed size."""
+def _check_file(root: Path, name: str, entry: Any, lister: str) -> None:
+    """A listed path leads to a file inside the trace, of the listed size."""
     path = root / name
     strange = name.startswith("/") or "\0" in name or ".." in re.split(r"[/\\]", name)
     if strange or not path.resolve().is_relative_to(root.resolve()):
@@ -166,7 +179,6 @@ def _checked(root: Path, name: str, entry: Any, lister: str) -> Path:
     if size != listed:
         what = "truncated" if isinstance(listed, int) and size < listed else "altered"
         raise BadTrace(f"{path}: {size} bytes, the {lister} says {listed}: the file is {what}; {AGAIN}")
-    return path
 
 
 def _segment(name: str, path: Path, entry: dict[str, Any]) -> Segment:
@@ -181,8 +193,16 @@ def _segment(name: str, path: Path, entry: dict[str, Any]) -> Segment:
 def _parquet(where: object) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as e:
-        raise BadTrace(f"{where}: cannot be read as Parquet ({str(e).splitlines()[0]}): the file was altered; {AGAIN}") from None
+    except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # pyarrow raises all of these on altered files
+        raise BadTrace(
+            f"{where}: cannot be read as Parquet ({' '.join(str(e).split())}): the file was altered; {AGAIN}"
+        ) from None
+
+
+@contextmanager
+def _reading(segment: Segment) -> Iterator[pq.ParquetFile]:
+    with _parquet(segment), pq.ParquetFile(segment.file, metadata=segment.footer, memory_map=True) as f:
+        yield f
 
 
 # ------------------------------------------------------------------------------------------------ columns
@@ -223,7 +243,7 @@ def read_rows(segments: Sequence[Segment], schema: pa.Schema) -> list[dict[str, 
 
 def read_columns(segment: Segment, names: Sequence[str]) -> list[Raw]:
     """Small columns of one file as numpy arrays. Raises BadTrace."""
-    with _parquet(segment), pq.ParquetFile(segment.file, metadata=segment.footer, memory_map=True) as f:
+    with _reading(segment) as f:
         table = f.read(columns=list(names), use_threads=False)
     for name in names:
         if table[name].null_count and name != "lse":
@@ -235,14 +255,17 @@ def vectors(segment: Segment, group: int, column: str, dtype: str) -> Raw:
     """A row group of a vector column, [rows, d]; a view of the mapped file where its bits lie there plainly. Raises BadTrace."""
     width = segment.byte_width(column)
     rows, raw = segment.footer.row_group(group).num_rows, RAW[dtype]
+    if not rows:
+        return np.empty((0, width // raw.itemsize), raw)
     offset = plain_offset(segment, group, column)
     if offset is not None:
         values = np.frombuffer(mapped(segment), raw, rows * width // raw.itemsize, offset)
         return values.reshape(rows, -1)
-    with _parquet(segment), pq.ParquetFile(segment.file, metadata=segment.footer, memory_map=True) as f:
+    with _reading(segment) as f:
         array = f.read_row_group(group, columns=[column], use_threads=False)[column].combine_chunks()
-    if array.null_count:
-        raise BadTrace(f"{segment}: the column {column!r} has {array.null_count} nulls; expected none")
+    if array.null_count or len(array) != rows:
+        found = f"{len(array)} values, {array.null_count} of them null"
+        raise BadTrace(f"{segment}: the column {column!r} has {found} in row group {group}; expected {rows} and no null")
     values = np.frombuffer(array.buffers()[1], raw, rows * width // raw.itemsize, array.offset * width)
     return values.reshape(rows, -1)
 
@@ -260,20 +283,20 @@ def plain_offset(segment: Segment, group: int, column: str) -> int | None:
     index = segment.leaf(column)
     chunk = segment.footer.row_group(group).column(index)
     levels = segment.footer.schema.column(index).max_definition_level
-    if (
-        chunk.compression != "UNCOMPRESSED"
-        or levels
-        or chunk.has_dictionary_page
-        or not set(chunk.encodings) <= {"PLAIN", "RLE", "BIT_PACKED"}
-    ):
+    if levels or chunk.has_dictionary_page or not set(chunk.encodings) <= {"PLAIN", "RLE", "BIT_PACKED"}:
         return None
     values, start = chunk.num_values * segment.byte_width(column), chunk.data_page_offset
     end = start + chunk.total_compressed_size
+    if not 0 < start < end <= segment.file.stat().st_size:
+        return None
     with segment.file.open("rb") as f:
         f.seek(start)
         head = f.read(16)
-    fits = end <= segment.file.stat().st_size and head[:3] == b"\x15\x00\x15" and _zigzag(head[3:]) == values
-    return end - values if fits else None
+    if head[:3] != b"\x15\x00\x15" or _zigzag(head[3:]) != values:
+        return None
+    with _reading(segment) as f:  # refuses a codec that does not exist, whose name pyarrow ends the process for
+        next(f.iter_batches(1, row_groups=[group], columns=[column], use_threads=False))
+    return end - values if chunk.compression == "UNCOMPRESSED" else None
 
 
 def _zigzag(data: bytes) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +29,7 @@ def pieces_of(segments: Sequence[Segment]) -> list[Piece]:
     """The row groups of kv segments by (head, first), from their statistics or else their columns. Raises BadTrace."""
     found = []
     for s in segments:
-        for group, (heads, positions, rows) in enumerate(_ranges(s)):
-            (low, high), (first, last) = heads, positions
+        for group, rows, (low, high), (first, last) in _ranges(s):
             if low != high:
                 raise BadTrace(f"{s}: row group {group} holds the kv heads {low} to {high}; expected one, {SORTED}")
             if last - first + 1 != rows:
@@ -40,18 +39,19 @@ def pieces_of(segments: Sequence[Segment]) -> list[Piece]:
     return sorted(found, key=lambda p: (p.head, p.first))
 
 
-def _ranges(s: Segment) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
-    """Of each row group: lowest and highest kv head, lowest and highest position, rows."""
-    groups = [s.footer.row_group(g) for g in range(s.footer.num_row_groups)]
-    at = [s.leaf("kv_head"), s.leaf("pos")]
-    stats = [[g.column(i).statistics for i in at] for g in groups]
+def _ranges(s: Segment) -> Iterator[tuple[int, int, tuple[int, int], tuple[int, int]]]:
+    """Of each row group that is not empty: its number, its rows, lowest and highest kv head, lowest and highest position."""
+    groups = [(g, s.footer.row_group(g)) for g in range(s.footer.num_row_groups)]
+    groups = [(g, meta) for g, meta in groups if meta.num_rows]
+    stats = [[meta.column(s.leaf(name)).statistics for name in ("kv_head", "pos")] for _, meta in groups]
     if all(x is not None and x.has_min_max for pair in stats for x in pair):
-        return [((h.min, h.max), (p.min, p.max), g.num_rows) for (h, p), g in zip(stats, groups, strict=True)]
-    ends = np.cumsum([g.num_rows for g in groups])[:-1]
-    head, pos = (np.split(x, ends) for x in read_columns(s, ("kv_head", "pos")))
-    return [
-        ((int(h.min()), int(h.max())), (int(p.min()), int(p.max())), len(h)) for h, p in zip(head, pos, strict=True) if len(h)
-    ]
+        for (g, meta), (head, pos) in zip(groups, stats, strict=True):
+            yield g, meta.num_rows, (head.min, head.max), (pos.min, pos.max)
+        return
+    ends = np.cumsum([meta.num_rows for _, meta in groups])
+    columns = zip(*(np.split(x, ends[:-1]) for x in read_columns(s, ("kv_head", "pos"))), strict=True)
+    for (g, meta), (head, pos) in zip(groups, columns, strict=True):
+        yield g, meta.num_rows, (int(head.min()), int(head.max())), (int(pos.min()), int(pos.max()))
 
 
 def reach_of(pieces: Sequence[Piece], heads: int, total: int, partial: bool, where: str) -> int:

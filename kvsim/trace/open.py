@@ -14,7 +14,7 @@ from kvsim.errors import BadTrace, WrongUse
 from kvsim.geometry import ITEMSIZE, Layer, Request
 from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, kv_schema, q_schema
 from kvsim.trace.bits import Raw
-from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, open_folder, read_rows
+from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
 from kvsim.trace.shapes import layers_of, requests_of
@@ -149,7 +149,7 @@ def open_trace(path: str | Path, allow_partial: bool = False) -> Trace:
     A trace whose capture did not complete is refused, or with `allow_partial` read up to the last position and query that every
     captured layer has; requests whose prompt is not whole are left out. Raises BadTrace."""
     root = Path(path)
-    folder = open_folder(root, allow_partial)
+    folder = open_folder(list_files(root, allow_partial))
     requests = requests_of(read_rows(folder.of("requests"), REQUESTS), root / "requests")
     rows = read_rows(folder.of("layers"), LAYERS)
     dtype = folder.manifest.get("dtype") or _dtype(folder, rows)

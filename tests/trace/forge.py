@@ -40,6 +40,7 @@ def rewrite(root: Path, name: str, change: Callable[[pa.Table], pa.Table], **opt
     file = pq.ParquetFile(root / name)
     table = change(file.read())
     group = file.metadata.row_group(0).num_rows
+    (root / name).unlink()  # a lane read before may still be a view of it
     pq.write_table(table, root / name, **({"row_group_size": group, "use_dictionary": False, "compression": "none"} | options))
     relist(root, name)
 

@@ -189,6 +189,23 @@ def test_files_without_statistics_read_the_same(trace):
     same(before, after)
 
 
+@pytest.mark.parametrize("statistics", [True, False])
+def test_empty_row_groups_are_skipped(trace, statistics):
+    (before,) = read_all(trace)
+    for name in (KV, Q):
+        table, group = pq.read_table(trace / name), pq.read_metadata(trace / name).row_group(0).num_rows
+        (trace / name).unlink()
+        with pq.ParquetWriter(
+            trace / name, table.schema, use_dictionary=False, compression="none", write_statistics=statistics
+        ) as w:
+            for part in (table.slice(0, 0), table.slice(0, group), table.slice(0, 0), table.slice(group)):
+                w.write_table(part)
+        assert pq.read_metadata(trace / name).num_row_groups == 4
+        relist(trace, name)
+    (after,) = read_all(trace)
+    same(before, after)
+
+
 def test_nullable_columns_without_nulls_read_the_same(trace):
     (before,) = read_all(trace)
     for name in (KV, Q):
@@ -245,6 +262,17 @@ def test_rows_that_lie_evenly_and_aligned_are_views_of_the_file(tmp_path):
     assert views
 
 
+def test_heads_at_uneven_distances_cost_one_copy(tmp_path):
+    synthesize(tmp_path / "t", q_heads=3, kv_heads=3, prompt=92)
+    (before,) = read_all(tmp_path / "t")
+    text = pa.array([""] * 100 + ["a long text that takes room, 2 x 17"] * 100 + ["x" * 9000] * 100)
+    rewrite(tmp_path / "t", KV, lambda t: t.append_column("text", text))
+    (after,) = read_all(tmp_path / "t")
+    assert isinstance(before.k.base, mmap.mmap)
+    assert after.k.base is None
+    same(before, after)
+
+
 def test_several_segments_cost_one_copy(tmp_path):
     t = synthesize(tmp_path / "t", segment=2)
     lane = t.lane(t.requests[0], t.layers[0])
@@ -289,7 +317,7 @@ TABLES = {
     "NaN in k_pre": (KV, not_finite("k_pre", 0, np.nan), [KV, "k_pre holds NaN", "position 0"]),
     "NaN in q": (Q, not_finite("q", 1, -np.inf), [Q, "q holds NaN or infinity", "q head 0, decode step -15"]),
     "a null head": (KV, lambda t: nulls(t, "kv_head"), [KV, "'kv_head' has 1 null"]),
-    "a null vector": (KV, lambda t: nulls(t, "k"), [KV, "'k' has 1 null"]),
+    "a null vector": (KV, lambda t: nulls(t, "k"), [KV, "'k' has 28 values, 1 of them null", "row group 0"]),
     "a query twice": (Q, lambda t: t.take([0, 0, *range(2, t.num_rows)]), ["q/request=0/layer=0", "q head 0 at decode step -16", "2 times"]),
     "a query gone": (Q, lambda t: t.slice(0, t.num_rows - 1), ["q/request=0/layer=0", "q head 3 at decode step 3 is missing"]),
     "a query elsewhere": (Q, lambda t: cell(t, "pos", 2, 5), [Q, "position 5, decode step -14", "24 prompt tokens + decode_step"]),
@@ -432,6 +460,14 @@ def test_another_number_of_rows_than_listed_is_refused(trace):
     refused(trace, [KV, "56 rows, listed as 57"])
 
 
+@pytest.mark.parametrize("dim", range(4, 13))
+def test_a_null_vector_is_refused_at_any_width(tmp_path, dim):
+    """Also where what the null saves is what marking it costs, so that the page is as long as one without."""
+    synthesize(tmp_path / "t", head_dim=dim, rope=False, without=("prefill_mass",))
+    rewrite(tmp_path / "t", KV, lambda t: nulls(t, "v"))
+    refused(tmp_path / "t", [KV, "1 of them null"])
+
+
 def test_a_segment_twice_is_refused(trace):
     twin = KV.replace("00000", "00001")
     shutil.copy(trace / KV, trace / twin)
@@ -446,14 +482,16 @@ def test_an_optional_column_in_some_segments_only_is_refused(tmp_path):
     refused(tmp_path / "t", [name, "'k_pre' is missing"])
 
 
-@pytest.mark.parametrize("name", ["../outside.parquet", "/etc/hostname", "kv/../../outside.parquet", "link.parquet"])
+@pytest.mark.parametrize(
+    "name", ["../outside.parquet", "/etc/hostname", "kv/../../outside.parquet", "link.parquet", f"kv/../{KV}", "a\0b"]
+)
 def test_a_path_out_of_the_folder_is_refused(trace, name):
     outside = trace.parent / "outside.parquet"
     shutil.copy(trace / KV, outside)
     (trace / "link.parquet").symlink_to(outside)
     files = json.loads((trace / "manifest.json").read_text())["files"]
     manifest(trace, files=files | {name: files[KV]})
-    refused(trace, [name, "leaves the trace's folder"])
+    refused(trace, [repr(name), "leaves the trace's folder"])
 
 
 def test_a_folder_that_is_a_link_itself_is_fine(trace, tmp_path):

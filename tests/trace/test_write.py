@@ -61,6 +61,11 @@ def test_bfloat16_is_the_nearest(x):
     assert abs(y - x) <= np.abs(around[np.isfinite(around)] - x).min()
 
 
+def test_halfway_goes_to_the_even_bfloat16():
+    halfway = np.array([0x3F808000, 0x3F818000, 0xBF808000], np.uint32).view(np.float32)
+    assert narrow(halfway, "bfloat16").tolist() == [0x3F80, 0x3F82, 0xBF80]
+
+
 @pytest.mark.parametrize("dtype", RAW)
 def test_the_first_row_that_is_not_finite_is_found(dtype):
     x = numbers((5000, 300), dtype)
@@ -88,7 +93,7 @@ def captures(draw):
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(c=captures())
 def test_what_is_written_is_read(c, tmp_path_factory):
     path = tmp_path_factory.mktemp("t") / "t"
@@ -339,6 +344,14 @@ def test_an_error_leaves_a_partial_trace(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fail()
     assert open_trace(tmp_path / "t", allow_partial=True).requests[0].total == 8
+
+
+def test_a_partial_request_keeps_the_spans_it_has(tmp_path):
+    spans = [{"label": str(b), "start": a, "stop": b, "kind": "evidence"} for a, b in ((1, 3), (5, 7), (6, 8))]
+    w = writer(tmp_path / "t", requests=[REQUEST | {"spans": spans}])
+    fill(w, 0, 7)
+    (r,) = open_trace(tmp_path / "t", allow_partial=True).requests
+    assert (r.total, [s.label for s in r.spans]) == (7, ["3", "7"])
 
 
 def test_a_torn_line_elsewhere_is_refused(tmp_path):
