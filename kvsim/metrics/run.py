@@ -17,11 +17,12 @@ NEEDED = ("ledger", "heads")
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy of a run. id: its canonical form; role: "asked", "baseline" or "not recorded"; beside: whom a baseline stands beside."""
+    """One policy of a run. role: "asked", "baseline" or "not recorded"; beside: the id of the policy that a baseline stands beside."""
 
-    id: str
+    id: str  # its canonical form, or the name and hash of a policy file
     role: str = "not recorded"
     beside: str | None = None
+    form: str = ""  # all of it as text, where the id is but a name
     rows: bool = True  # the tables have rows of it
 
 
@@ -107,6 +108,7 @@ def _policies(about: dict[str, Any], heads: pl.LazyFrame) -> tuple[Policy, ...]:
     """In the order of run.json; ids that only the tables know come last."""
     seen = heads.select(pl.col("policy").unique(maintain_order=True)).collect()["policy"].to_list()
     said = [
-        Policy(p["id"], p.get("role") or "not recorded", p.get("beside"), p["id"] in seen) for p in about.get("policies") or []
+        Policy(p["id"], p.get("role") or "not recorded", p.get("beside"), p.get("form") or "", p["id"] in seen)
+        for p in about.get("policies") or []
     ]
     return tuple(said) + tuple(Policy(p) for p in seen if p not in {x.id for x in said})

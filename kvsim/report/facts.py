@@ -32,10 +32,10 @@ RECALL = (
 COLUMNS = (
     "policy",
     "kind",
-    "read asked (tokens)",
+    "read asked (tokens unless said)",
     "read per query head (tokens)",
     "read per KV head (tokens)",
-    "hold asked (tokens)",
+    "hold asked (tokens unless said)",
     "held per KV head (tokens)",
     "forced reads (tokens)",
     "dense layers",
@@ -72,7 +72,7 @@ def facts(run: RunTables) -> list[tuple[str, str]]:
         ("Prompt tokens", _range([r["prompt_tokens"] for r in run.requests if r.get("prompt_tokens") is not None])),
         ("Decode steps", _steps(run)),
         ("Loop", "open" if about.get("open_loop") else UNKNOWN),
-        ("kvsim", _said(about.get("version"))),
+        ("kvsim", _said(about.get("kvsim"))),
     ]
 
 
@@ -106,7 +106,7 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
     moved = {r["policy"]: r for r in traffic(run.ledger, run.layers).iter_rows(named=True)}
     budgets, dense = asked(run.ledger, run.tables["events"]), dense_layers(run.heads)
     sure = {(p, m): (low, high) for p, m, low, high in intervals(run.heads).iter_rows()}
-    kinds = {p.id: p.role for p in run.policies}
+    known = {p.id: p for p in run.policies}
 
     def measure(policy: str, name: str, form: Callable[[float | None], str]) -> str:
         low, high = sure.get((policy, name), (None, None))
@@ -115,7 +115,7 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
     rows = [
         (
             s.label,
-            kinds[s.policy],
+            known[s.policy].role,
             _asked(budgets, s.policy, "read"),
             _number(lost[s.policy]["read_tokens"]),
             _number(moved[s.policy]["union_tokens"]),
@@ -132,7 +132,7 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
         for s in look
     ]
     caption = "Over all decode steps, layers and heads: means, and recalls as ratios of sums."
-    return Table(caption, COLUMNS, rows, [s.policy for s in look], _notes(run, look))
+    return Table(caption, COLUMNS, rows, [known[s.policy].form or s.policy for s in look], _notes(run, look))
 
 
 def role_table(run: RunTables, look: Sequence[Style]) -> Table | None:
@@ -161,8 +161,7 @@ def _asked(budgets: pl.DataFrame, policy: str, side: str) -> str:
 
 
 def _stated(unit: str | None, low: float, high: float) -> str:
-    text = " to ".join(f"{x:g}" for x in dict.fromkeys((low, high)))
-    return text if unit == "tokens" else f"{unit or UNKNOWN}({text})"
+    return " to ".join(budget(f"{unit or UNKNOWN}({x:g})") for x in dict.fromkeys((low, high)))
 
 
 # ---------------------------------------------------------------------------------------------- what is missing

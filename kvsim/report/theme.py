@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[str, str, list[int], str]] = {
     "full": ("#1B1F25", "#E6E8EA", [1, 0], "cross"),
     "oracle": ("#4D4D4D", "#D0D0D0", [6, 4], "diamond"),
     "random_read": ("#8C8C8C", "#9A9A9A", [1, 3], "triangle-down"),
-    "recency": ("#8D8D8D", "#9B9B9B", [7, 3, 1, 3], BAR),
+    "recency": ("#8C8C8C", "#9A9A9A", [7, 3, 1, 3], BAR),
     "quest": ("#0072B2", "#2F7FD0", [1, 0], "circle"),
     "h2o": ("#CC3311", "#E8452C", [4, 2], "square"),
     "tova": ("#8800EE", "#9933FF", [9, 2], "triangle-up"),
@@ -81,19 +81,22 @@ class Style:
 
 
 def styles(policies: Iterable[str]) -> list[Style]:
-    """One style per policy, in the order given: colour by family, fixed for known ones; dash and shape tell its members apart."""
+    """One style per policy, in the order given: colour by family, fixed for known ones; dash and shape tell apart what shares a colour."""
     spare: dict[str, int] = {}
-    members: dict[str, int] = {}
+    dashes: dict[str, list[list[int]]] = {}
+    shapes: dict[str, list[str]] = {}
     out = []
     for policy, label in labels(policies).items():
         kin = family(policy)
-        n = members[kin] = members.get(kin, -1) + 1
         if kin in FAMILIES:
             colour, _, dash, shape = FAMILIES[kin]
         else:
             i = spare.setdefault(kin, len(spare))
             colour, dash, shape = SPARE[i % len(SPARE)][0], DASHES[i % len(DASHES)], SHAPES[i % len(SHAPES)]
-        out.append(Style(policy, label, colour, DASHES[n % len(DASHES)] if n else dash, SHAPES[n % len(SHAPES)] if n else shape))
+        worn, cut = shapes.setdefault(colour, []), dashes.setdefault(colour, [])
+        cut.append(min((dash, *DASHES), key=cut.count))  # its own, else the first that is worn least
+        worn.append(min((shape, *SHAPES), key=worn.count))
+        out.append(Style(policy, label, colour, cut[-1], worn[-1]))
     return out
 
 

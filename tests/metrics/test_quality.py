@@ -69,7 +69,7 @@ def test_quality(run, by):
 )
 def test_a_ratio_is_of_sums(read, dense, said):
     rows = {"policy": ["p", "p"], "evidence_read": read, "evidence_dense": dense, "read_tokens": [1, 1]}
-    rows |= dict.fromkeys(("mass_recall", "mass_evicted", "mass_unread", "rel_l2", "far_mass"), [0.5, 0.5])
+    rows |= {n: [0.5, 0.5] for n in ("mass_recall", "mass_evicted", "mass_unread", "rel_l2", "far_mass")}
     floats = ("evidence_read", "evidence_dense", "far_recall")
     far = [None if d is None or r is None else r / d for r, d in zip(read, dense, strict=True)]
     frame = pl.LazyFrame(rows | {"far_recall": far}, schema_overrides=dict.fromkeys(floats, pl.Float64))

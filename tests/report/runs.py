@@ -77,7 +77,7 @@ def _about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans) 
     request = {"prompt_tokens": prompt, "total_tokens": prompt + steps, "mode": "greedy", "spans": spans, "steps": steps}
     return {
         "schema": tables.RUN_SCHEMA,
-        "version": "0.0.test",
+        "kvsim": "0.0.test",
         "trace": {
             "id": "toy",
             "sha256": "0" * 64,

@@ -8,6 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import polars as pl
 import pytest
 
 from kvsim.errors import BadTrace, WrongUse
@@ -160,12 +161,14 @@ def test_baselines_forced_to_read_other_tokens_are_no_pair(tmp_path):
     path, look = write_run(tmp_path / "run", policies=(QUEST, free, RANDOM)), styles((QUEST, free, RANDOM))
     asked = edit(path, policies=[{"id": p, "role": "asked"} for p in (QUEST, free, RANDOM)])
     assert other_forced(open_run(asked), look) == []  # nobody said that one stands beside another
+
+    def kinds(beside):
+        return [{"id": QUEST, "role": "asked"}, *({"id": p, "role": "baseline", "beside": beside} for p in (free, RANDOM))]
+
     for beside in (QUEST, None):
-        kinds = [{"id": QUEST, "role": "asked"}, *({"id": p, "role": "baseline", "beside": beside} for p in (free, RANDOM))]
-        (said,) = other_forced(open_run(edit(path, policies=kinds)), look)
+        (said,) = other_forced(open_run(edit(path, policies=kinds(beside))), look)
         assert said == "random_read 8, tail='free' and quest 8 are no like-for-like pair: forced to read none; newest page."
-    kinds[1]["beside"] = H2O
-    assert other_forced(open_run(edit(path, policies=kinds)), look) == []
+    assert other_forced(open_run(edit(path, policies=kinds(H2O))), look) == []
 
 
 def test_several_runs_stand_one_after_the_other(runs, tmp_path):
@@ -197,6 +200,16 @@ def test_a_policy_of_the_plan_without_rows_is_named(tmp_path):
     assert isinstance(table, html.Table)
     assert "Without rows in the tables: later()." in table.notes
     assert [row[0] for row in table.rows] == ["h2o 12"]
+
+
+def test_budgets_that_differ_by_layer_are_a_range(tmp_path):
+    path = write_run(tmp_path / "run", policies=(QUEST, H2O))
+    ledger = pl.read_parquet(path / "ledger.parquet").with_columns(asked=pl.when(pl.col("layer") == 3).then(0.25).otherwise(0.5))
+    ledger.with_columns(asked_unit=pl.lit("share")).write_parquet(path / "ledger.parquet")
+    table = sections(open_run(path))[0].blocks[0]
+    assert isinstance(table, html.Table)
+    quest, h2o = table.rows
+    assert (quest[2], h2o[5]) == ("25% to 50%", "12")
 
 
 def test_spans():

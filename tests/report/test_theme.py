@@ -66,7 +66,12 @@ def test_a_family_keeps_its_look_and_its_members_differ():
     assert len({(tuple(s.dash), s.shape) for s in look[:3]}) == 3
     assert look[3] == theme.styles([H2O])[0]
     assert look[4].colour != look[5].colour
-    assert len({(s.colour, tuple(s.dash), s.shape) for s in look}) == len(look)
+
+
+def test_baselines_of_one_colour_differ():
+    ids = [f"full() >> {name}(read=tokens({n}))" for n in (8, 16, 32) for name in ("oracle", "random_read", "recency")]
+    look = theme.styles(ids)
+    assert len({(s.colour, s.shape) for s in look}) == len({(s.colour, tuple(s.dash)) for s in look}) == len(ids)
 
 
 def test_marks_of_the_first_policy_come_last():

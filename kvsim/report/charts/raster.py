@@ -43,11 +43,10 @@ def kept_and_read(strips: Sequence[tuple[str, pl.DataFrame]], evidence: pl.DataF
 
 
 def _strip(rows: pl.DataFrame, extent: Extent, last: bool) -> alt.Chart:
-    """Only the last strip names its axes."""
+    """Only the last strip names its positions."""
     across = alt.Axis(format=",d", tickCount=10, labels=last, title="position in the context (tokens)" if last else None)
     steps = list(dict.fromkeys((extent.first, extent.last)))
-    down = alt.Axis(format="d", values=steps, grid=False, title="decode step" if last else None)
-    down.titleX, down.titleY, down.titleBaseline = -30, 96, "top"
+    down = alt.Axis(values=steps, grid=False, title=None, labelExpr="'step ' + datum.label")
     return (
         alt.Chart(theme.prepare(rows))
         .mark_rect(aria=False)
