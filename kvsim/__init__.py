@@ -53,7 +53,7 @@ _HOME = {
 _HOME |= dict.fromkeys(("exact", "gap", "mass", "top_p"), "kvsim.policies.rules")
 
 
-_VERBS = {"kvsim.replay": "kvsim.replay.run", "kvsim.report": "kvsim.report.page"}
+_VERBS = {"kvsim.capture": "kvsim.capture.run", "kvsim.replay": "kvsim.replay.run", "kvsim.report": "kvsim.report.page"}
 
 
 class _Verb(ModuleType):

@@ -1,0 +1,119 @@
+"""The one place that touches a running model: its attention function is overridden in place, and put back whatever happens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kvsim.capture.rotary import Turned, turning
+from kvsim.errors import WrongUse
+
+BACKENDS = ("eager", "sdpa")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer's attention: S new tokens, T keys as attended, the last S of them new.
+
+    q [1, Hq, S, dk], k [1, Hkv, T, dk] and v [1, Hkv, T, dv] after RoPE and the cache, out [1, S, Hq, dv] before W_O."""
+
+    module: torch.nn.Module
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    mask: torch.Tensor | None
+    options: dict[str, Any]  # scaling, sliding_window, softcap, s_aux ... as this model passes them
+    turned: Turned | None
+
+
+@contextmanager
+def attending(model: torch.nn.Module, see: Callable[[Call], None], before: Callable[..., None] | None = None) -> Iterator[None]:
+    """While inside, every attention call of `model` is shown to `see`, and `before(args, options)` is called at each forward.
+
+    The active name is overridden in place: under a name of our own the model would be given other masks, or none. Calls of
+    other models in the process pass by. Raises WrongUse: an attention backend that cannot be watched."""
+    backend = backend_of(model)
+    mine = {id(m) for m in model.modules()}
+    files = files_of(model)
+    interfaces = {id(i): i for i in (getattr(file, "ALL_ATTENTION_FUNCTIONS", None) for file in files) if i is not None}
+    with ExitStack() as stack:
+        take = stack.enter_context(turning(files))
+        for interface in interfaces.values():
+            stack.enter_context(_overridden(interface, backend, _watched(interface.get(backend), mine, take, see)))
+        if before is not None:
+            hook = model.register_forward_pre_hook(lambda _, args, options: before(args, options), with_kwargs=True)
+            stack.callback(hook.remove)
+        yield
+
+
+def backend_of(model: Any) -> str:
+    """The name of the attention implementation the model runs with. Raises WrongUse."""
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    if name not in BACKENDS:
+        raise WrongUse(
+            f"attention backend {name!r}: expected {' or '.join(BACKENDS)}; load the model with attn_implementation='sdpa' or 'eager'"
+        )
+    return str(name)
+
+
+def files_of(model: torch.nn.Module) -> list[ModuleType]:
+    """The modeling files that the model's classes come from."""
+    names = {type(m).__module__ for m in model.modules()}
+    return [sys.modules[name] for name in sorted(names) if not name.startswith("torch.")]
+
+
+def function_of(module: torch.nn.Module, backend: str) -> Callable[..., Any]:
+    """The function this module attends with."""
+    return _either(module, sys.modules[type(module).__module__].ALL_ATTENTION_FUNCTIONS.get(backend))
+
+
+def _either(module: torch.nn.Module, registered: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The function registered under the backend's name, else the eager one of the module's file. Raises WrongUse: neither."""
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if registered is None and eager is None:
+        raise WrongUse(
+            f"{type(module).__name__} has no eager attention function of its own: load with attn_implementation='sdpa'"
+        )
+    return registered or eager  # type: ignore[return-value]
+
+
+def _watched(
+    registered: Callable[..., Any] | None, mine: set[int], take: Callable[[], Turned | None], see: Callable[[Call], None]
+) -> Callable[..., Any]:
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        result = _either(module, registered)(module, query, key, value, attention_mask, **options)
+        if id(module) in mine and hasattr(module, "layer_idx"):
+            see(Call(module, int(module.layer_idx), query, key, value, result[0], attention_mask, options, take()))
+        return result
+
+    return attend
+
+
+@contextmanager
+def _overridden(interface: Any, name: str, attend: Callable[..., Any]) -> Iterator[None]:
+    """`name` means `attend` in this interface, and whatever it meant before afterwards."""
+    local = interface._local_mapping
+    was = local.get(name)
+    local[name] = attend
+    try:
+        yield
+    finally:
+        if was is None:
+            del local[name]
+        else:
+            local[name] = was

@@ -1,0 +1,135 @@
+"""From attention calls to rows of a trace: what is kept of each, and when it is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvsim.capture import refuse
+from kvsim.capture.attention import add_mass, projected_norm, queries_of
+from kvsim.capture.bits import raw
+from kvsim.capture.hooks import Call
+from kvsim.geometry import ITEMSIZE, Layer
+
+SEGMENT_STEPS = 64
+SEGMENT_BYTES = 8 << 20
+REQUEST = 0
+
+Put = Callable[..., None]  # (table, *rows)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What a capture keeps beside q, k, v and out of every decode step."""
+
+    window_rows: int = 64  # queries of the last prompt tokens
+    prefill_mass: bool = True
+    k_pre: bool = True
+    wo_norm: bool = True
+
+
+ALL = Keep()  # every need that a policy can ask for
+
+
+class Recorder:
+    """Sees the calls of a model's attention and puts rows of `layers`; `seen` counts the tokens that went through."""
+
+    def __init__(
+        self, layers: Sequence[Layer], projections: Mapping[int, torch.Tensor], backend: str, prompt: int, keep: Keep, put: Put
+    ) -> None:
+        self.prompt, self.seen = prompt, 0
+        self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put) for x in layers}
+
+    def before(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """At each forward of the model. Raises WrongUse."""
+        self.seen = max(lane.seen for lane in self._lanes.values())
+        refuse.forward(args, options, self.seen, self.prompt)
+
+    def see(self, call: Call) -> None:
+        """At each attention call. Raises WrongUse."""
+        lane = self._lanes.get(call.layer)
+        if lane is not None:
+            lane.take(call)
+            self.seen = max(self.seen, lane.seen)
+
+    def flush(self) -> None:
+        """Hands over what still waits for its segment to fill."""
+        for lane in self._lanes.values():
+            lane.flush()
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One layer's rows on their way. Decode steps gather on the model's device, cloned: a view would keep the whole cache."""
+
+    layer: Layer
+    projection: torch.Tensor | None
+    backend: str
+    prompt: int
+    keep: Keep
+    put: Put
+    seen: int = 0
+    mass: torch.Tensor | None = None
+    waiting: list[tuple[torch.Tensor, ...]] = field(default_factory=list)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d]
+
+    def take(self, call: Call) -> None:
+        refuse.call(call, self.layer, self.seen, self.backend)
+        start, new = self.seen, call.q.shape[2]
+        q, out = call.q[0], call.out[0].transpose(0, 1)
+        rows = [call.k[0, :, -new:], call.v[0, :, -new:]]
+        if self.keep.k_pre and call.turned is not None:
+            rows.append(call.turned.before[0])
+        self.seen += new
+        if start >= self.prompt:
+            self.waiting.append(tuple(x[:, 0].clone() for x in (q, out, *rows)))
+            if len(self.waiting) >= self._steps():
+                self.flush()
+            return
+        self._put_kv(start, *rows)
+        kept = min(new, self.seen - max(0, self.prompt - self.keep.window_rows))
+        if kept > 0:
+            self._put_q(self.seen - kept, q[:, -kept:], out[:, -kept:])
+        if self.keep.prefill_mass:
+            self._add_mass(q, call.k[0], start)
+
+    def flush(self) -> None:
+        if self.waiting:
+            start = self.seen - len(self.waiting)
+            q, out, *rows = (torch.stack(x, dim=1) for x in zip(*self.waiting, strict=True))
+            self.waiting.clear()
+            self._put_kv(start, *rows)
+            self._put_q(start, q, out)
+
+    def _put_kv(self, start: int, k: torch.Tensor, v: torch.Tensor, k_pre: torch.Tensor | None = None) -> None:
+        """Rows [Hkv, n, d] of positions from `start`."""
+        self.put("kv", REQUEST, self.layer.id, start, raw(k), raw(v), None if k_pre is None else raw(k_pre))
+        if self.keep.wo_norm and self.projection is not None:
+            self.put("values", REQUEST, self.layer.id, start, raw(projected_norm(v, self.projection, self.layer)))
+
+    def _put_q(self, start: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Queries and outputs [Hq, n, d] of positions from `start`."""
+        steps = np.arange(start, start + q.shape[1]) - self.prompt
+        self.put("q", REQUEST, self.layer.id, steps, raw(q.transpose(0, 1)), raw(out.transpose(0, 1)))
+
+    def _add_mass(self, q: torch.Tensor, k: torch.Tensor, start: int) -> None:
+        if self.mass is None:
+            self.mass = torch.zeros(self.layer.q_heads, self.prompt, dtype=torch.float64, device=q.device)
+        add_mass(self.mass, q, k, start, self.seen - k.shape[1], self.layer)
+        if self.seen == self.prompt:
+            queries = queries_of(self.prompt, self.layer, q.device)
+            self.put("prefill", REQUEST, self.layer.id, raw(self.mass.float()), raw(queries))
+            self.mass = None
+
+    def _steps(self) -> int:
+        """Decode steps of a segment."""
+        return segment_steps(self.layer)
+
+
+def segment_steps(layer: Layer) -> int:
+    """Decode steps of a segment of this layer: 64, or as many as 8 MB of queries and outputs hold."""
+    step = layer.q_heads * (layer.key_dim + layer.value_dim) * ITEMSIZE[layer.dtype]
+    return max(1, min(SEGMENT_STEPS, SEGMENT_BYTES // step))
