@@ -113,10 +113,10 @@ def chosen(what: str, asked: Iterable[int] | None, there: Sequence[int], trace: 
         return list(there)
     ids = sorted(set(asked))
     if missing := [i for i in ids if i not in set(there)]:
-        raise WrongUse(f"{what} {spans(missing)}: trace {trace.id} has the {what} {spans(there)}; ask for some of these")
+        raise WrongUse(f"{what} {spans(missing)}: trace {trace.id} captured the {what} {spans(there)}; ask for some of these")
     if not ids:
         raise WrongUse(
-            f"no {what} asked for; trace {trace.id} has the {what} {spans(there)}, all of them are replayed by default"
+            f"no {what} asked for; trace {trace.id} captured the {what} {spans(there)}, all of them are replayed by default"
         )
     return ids
 
@@ -156,6 +156,12 @@ def about(trace: Trace, asked: Asked, created: str) -> dict[str, Any]:
     }
 
 
+def modules_of(policy: Policy) -> set[str]:
+    """Where the parts of a policy, and their indexes, are defined."""
+    parts = [part for chain in chains_of(policy) for part in chain.parts]
+    return {type(x).__module__ for part in parts for x in (part, getattr(part, "index", None))}
+
+
 def _policy(entry: Entry) -> dict[str, Any]:
     policy = entry.policy
     names = " >> ".join(type(part).__name__ for part in policy.default.parts)
@@ -171,9 +177,8 @@ def _policy(entry: Entry) -> dict[str, Any]:
 
 def _version(policy: Policy) -> str:
     """kvsim's version, or of parts from elsewhere the sha256 of their files: the same name may not be the same policy."""
-    parts = [part for chain in chains_of(policy) for part in chain.parts]
-    modules = {type(x).__module__ for part in parts for x in (part, getattr(part, "index", None))}
-    files = {getattr(sys.modules[m], "__file__", None) for m in modules if m.split(".")[0] not in ("kvsim", "builtins")}
+    modules = [m for m in modules_of(policy) if m.split(".")[0] not in ("kvsim", "builtins")]
+    files = {getattr(sys.modules[m], "__file__", None) for m in modules}
     hashes = sorted(sha256(Path(f).read_bytes()).hexdigest()[:12] for f in files if f and Path(f).is_file())
     return "+".join([f"kvsim {__version__}", *hashes])
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvsim.engine.attend import steps_per_block
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION, ITEMSIZE, Layer, Request
-from kvsim.replay.asked import Asked, Task
+from kvsim.replay.asked import Asked, Task, modules_of
 from kvsim.replay.baselines import chains_of
 from kvsim.trace.open import Trace
 
@@ -27,7 +27,9 @@ def workers_for(trace: Trace, asked: Asked, tasks: Sequence[Task], workers: int 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     units = [(r, x) for r in asked.requests for x in asked.layers if (r.id, x.id) in set(tasks)]
     many = max(1, min(workers or cores, len(tasks)))
-    if workers is None and sum(_logits(r, x) for r, x in units) * len(asked.entries) < WORTH:
+    little = sum(_logits(r, x) for r, x in units) * len(asked.entries) < WORTH
+    at_home = any("__main__" in modules_of(e.policy) for e in asked.entries)  # in a script or a notebook: no other process has it
+    if workers is None and (little or at_home):
         many = 1
     if memory is not None and units:
         limit = in_bytes(memory)

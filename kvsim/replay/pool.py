@@ -20,31 +20,39 @@ from kvsim.policies.language import load_file
 from kvsim.replay.asked import Task
 from kvsim.replay.work import Work
 
+DIED = "a worker process died, perhaps for want of memory: ask for fewer --workers or set --memory"
 Failures = list[tuple[Task, KvsimError]]
 
 _work: Work  # in a worker process, what it was given
 
 
 def do_all(work: Work, tasks: Sequence[Task], workers: int, tick: Callable[[], None]) -> Failures:
-    """Does every task, in any order -> those that failed, in the order of `tasks`. Raises KvsimError when a worker dies."""
+    """Does every task, in any order -> those that failed, in the order of `tasks`.
+
+    Raises WrongUse for a policy that another process cannot be given."""
     if workers == 1 or len(tasks) < 2:
         return [(task, e) for task in tasks if (e := _alone(work, task, tick))]
-    try:
-        payload = pickle.dumps(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as e:
-        raise WrongUse(
-            f"policies of this run cannot be sent to other processes ({e}); put them in a file, or ask for workers=1"
-        ) from None
     context = get_context("spawn")
     ends, keeps = context.Pipe(duplex=False)
-    with _no_main(), ProcessPoolExecutor(workers, context, _begin, (ends, payload, policy_files())) as pool:
+    with _no_main(), ProcessPoolExecutor(workers, context, _begin, (ends, _packed(work), _policy_files())) as pool:
         try:
             with _no_interrupt():
                 futures = {pool.submit(_one, task): task for task in tasks}
             return _collected(futures, tasks, tick)
+        except BrokenProcessPool:  # while tasks were still being handed out
+            return [(task, KvsimError(DIED)) for task in tasks]
         except BaseException:
             keeps.close()
             raise
+
+
+def _packed(work: Work) -> bytes:
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as e:
+        raise WrongUse(
+            f"a policy cannot be sent to another process ({e}); put it in a file of its own, or ask for 1 worker"
+        ) from None
 
 
 def _alone(work: Work, task: Task, tick: Callable[[], None]) -> KvsimError | None:
@@ -65,9 +73,7 @@ def _collected(futures: dict[Future[None], Task], tasks: Sequence[Task], tick: C
         except KvsimError as e:
             failed[futures[future]] = e
         except BrokenProcessPool:
-            raise KvsimError(
-                "a worker process died, perhaps for want of memory; ask for fewer --workers or set --memory"
-            ) from None
+            failed[futures[future]] = KvsimError(DIED)
         tick()
     return [(task, failed[task]) for task in tasks if task in failed]
 
@@ -95,7 +101,7 @@ def _one(task: Task) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ in the parent
-def policy_files() -> list[str]:
+def _policy_files() -> list[str]:
     """The policy files loaded so far: a worker must know their classes before it is sent one."""
     modules = [m for name, m in sys.modules.items() if name.startswith("kvsim_policy_file_")]
     return [m.__file__ for m in modules if m.__file__]
