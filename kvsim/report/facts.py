@@ -27,7 +27,7 @@ OPEN_LOOP = (
 RECALL = (
     "Attention-mass recall says what a larger budget buys one policy. It does not rank policies of different kinds: in closed-loop runs "
     "of a small model on retrieval tasks it ordered them poorly, while evidence recall and output error did better. So no chart shows "
-    "it alone and no table has it."
+    "it alone and no table ranks by it."
 )
 COLUMNS = (
     "policy",
@@ -172,8 +172,9 @@ def _notes(run: RunTables, look: Sequence[Style]) -> list[str]:
     empty = [p.id for p in run.policies if not p.rows]
     return [
         few if n < FEWEST else f"Under a number: its 95 % bootstrap interval over {n} contexts.",
-        "Budgets asked are per KV head and held tokens too; a read budget counts its forced tokens. Bytes read: K and V rows, index, scales "
-        "and scores. Bytes resident: those on the device, index and scales included. Both against full attention in the KV dtype billed.",
+        "A hold budget is per KV head; a read budget per query head, unless the heads of a group share one set, and it counts the forced "
+        "reads. Bytes read: K and V rows, index, scales and scores. Bytes resident: those on the device, index and scales included. Both "
+        "against full attention in the KV dtype billed.",
         f"{NOTHING}: no such budget, no evidence in the prompt, or less than 0.001 of dense attention mass to divide by.",
         *([f"Without rows in the tables: {', '.join(empty)}."] if empty else []),
         *absent(run),

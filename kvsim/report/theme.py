@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, str, list[int], str]] = {
     "qevict": ("#E69F00", "#F0C33C", [10, 3, 2, 3], HEXAGON),
 }
 SPARE = (("#AA6688", "#CC88AA"), ("#660066", "#AA66CC"), ("#7766CC", "#8888EE"), ("#886600", "#BB9944"))
-DASHES = ([1, 0], [6, 3], [2, 2], [9, 3], [5, 2, 1, 2], [3, 5], [12, 4, 3, 4])
+DASHES = ([2, 2], [9, 3], [5, 2, 1, 2], [3, 5], [12, 4, 3, 4], [6, 3], [1, 0])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
 
 READ, CODED, UNREAD = ("#1B7F79", "#3FB5AC"), ("#E6A02E", "#EFC050"), ("#B4BBC3", "#5F6873")
@@ -92,7 +92,7 @@ def styles(policies: Iterable[str]) -> list[Style]:
             colour, _, dash, shape = FAMILIES[kin]
         else:
             i = spare.setdefault(kin, len(spare))
-            colour, dash, shape = SPARE[i % len(SPARE)][0], DASHES[i % len(DASHES)], SHAPES[i % len(SHAPES)]
+            colour, dash, shape = SPARE[i % len(SPARE)][0], DASHES[i % len(DASHES) - 1], SHAPES[i % len(SHAPES)]
         worn, cut = shapes.setdefault(colour, []), dashes.setdefault(colour, [])
         cut.append(min((dash, *DASHES), key=cut.count))  # its own, else the first that is worn least
         worn.append(min((shape, *SHAPES), key=worn.count))
@@ -202,7 +202,7 @@ def config(dark: bool = False) -> dict[str, Any]:
         "axisY": {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -8, "titleBaseline": "bottom"},
         "legend": {
             "orient": "top", "direction": "horizontal", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": strong,
-            "titleColor": strong, "symbolSize": 80, "offset": 20, "columnPadding": 18, "gradientLength": 180,
+            "titleColor": strong, "symbolSize": 80, "offset": 20, "columnPadding": 18, "gradientLength": 220,
         },
         "header": {"labelColor": strong, "titleColor": strong, "labelFontSize": 12},
         "range": {"heatmap": {"scheme": "viridis"}, "ramp": {"scheme": "viridis"}},
