@@ -26,7 +26,7 @@ COLUMNS = (
 def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, most: int = 40) -> pl.DataFrame:
     """-> COLUMNS, sorted by policy, role, pages: each budget that every layer, head and context of the policy has, at most about `most`.
 
-    mass_recall, rel_l2: means over layers, heads, contexts; mass_recall_p10: the head a tenth from the worst. far_recall,
+    mass_recall, rel_l2: means over layers, heads, contexts; far_recall,
     evidence_recall: ratios of sums, each curve weighed by its dense mass (from heads). bytes: K and V rows per kv head and step,
     plus what the policy read beside them at its own budget (index, scales)."""
     side = ledger.group_by("policy").agg(side_bytes().cast(pl.Float64).mean().alias("side"))
@@ -39,7 +39,6 @@ def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, m
             pl.col("tokens").first(),
             (pl.col("read_bytes_mean") + pl.col("side").fill_null(0)).mean().alias("bytes"),
             pl.col("mass_recall_mean").cast(pl.Float64).mean().alias("mass_recall"),
-            pl.col("mass_recall_mean").cast(pl.Float64).quantile(0.1, "linear").alias("mass_recall_p10"),
             _weighed("far_recall", "far"),
             _weighed("evidence_recall", "evidence"),
             pl.when(pl.col("rel_l2_mean").is_not_null().all())

@@ -17,29 +17,19 @@ def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
 
 
 def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
-    """heads -> one row per policy and `by`, sorted: rows, the four measures, rel_l2_p95, and means of what was lost.
+    """heads -> one row per policy and `by`, sorted: rows, the four measures, and means of what was lost and read.
 
     mass_recall, rel_l2: means. far_recall, evidence_recall: ratios of sums. missed_mass = mass evicted + mass unread.
-    evidence_dense: mean dense mass on evidence. read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
-    mean = {
-        n: pl.col(n).cast(pl.Float64).mean() for n in ("mass_recall", "mass_evicted", "mass_unread", "evidence_dense", "rel_l2")
-    }
+    evidence_dense: dense mass on evidence. read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
+    mean = pl.col("mass_recall", "rel_l2", "mass_evicted", "mass_unread", "evidence_dense", "read_tokens").cast(pl.Float64).mean()
     return (
         heads.group_by("policy", *by)
         .agg(
             pl.len().alias("rows"),
-            mean["mass_recall"],
-            ratio(pl.col("far_recall") * pl.col("far_mass"), pl.when(pl.col("far_recall").is_not_null()).then("far_mass")).alias(
-                "far_recall"
-            ),
+            mean,
+            ratio(pl.col("far_recall") * pl.col("far_mass"), pl.col("far_mass")).alias("far_recall"),
             ratio(pl.col("evidence_read"), pl.col("evidence_dense")).alias("evidence_recall"),
-            mean["rel_l2"],
-            pl.col("rel_l2").cast(pl.Float64).quantile(0.95, "linear").alias("rel_l2_p95"),
-            mean["mass_evicted"],
-            mean["mass_unread"],
             (pl.col("mass_evicted") + pl.col("mass_unread")).cast(pl.Float64).mean().alias("missed_mass"),
-            mean["evidence_dense"],
-            pl.col("read_tokens").cast(pl.Float64).mean(),
         )
         .sort("policy", *by)
         .collect()
@@ -80,5 +70,6 @@ def roles(heads: pl.LazyFrame) -> pl.DataFrame:
 
 
 def dense_layers(heads: pl.LazyFrame) -> pl.DataFrame:
-    """heads -> policy, layer: the layers a policy reads whole by rule."""
-    return heads.filter("dense").select("policy", "layer").unique().sort("policy", "layer").collect()
+    """heads -> policy, layer: the layers of which a policy reads every head whole by rule."""
+    whole = heads.group_by("policy", "layer").agg(pl.col("dense").all()).filter("dense")
+    return whole.select("policy", "layer").sort("policy", "layer").collect()

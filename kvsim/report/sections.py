@@ -72,7 +72,7 @@ def _curves(run: RunTables) -> pl.DataFrame:
     frame = by_budget(run.tables["curves"], run.heads, run.ledger, most=max(3, min(40, ROW_CAP // 2 // many)))
     split = frame.filter(pl.col("role") != ALL_STEPS)["role"].n_unique() > 1
     frame = frame if split else frame.filter(pl.col("role") == ALL_STEPS)
-    return _worded(frame.cast({"tokens": pl.Float64})).drop("role", "pages", "mass_recall_p10")
+    return _worded(frame.cast({"tokens": pl.Float64})).drop("role", "pages")
 
 
 def _points(run: RunTables) -> pl.DataFrame:

@@ -94,6 +94,7 @@ def test_roles_and_dense_layers(run):
     assert dense_layers(run.heads).is_empty()
     dense = run.heads.with_columns(dense=(pl.col("policy") == QUEST) & (pl.col("layer") == 3))
     assert dense_layers(dense).rows() == [(QUEST, 3)]
+    assert dense_layers(dense.with_columns(dense=pl.col("dense") & (pl.col("q_head") > 0))).is_empty()  # one head is not
 
 
 def test_traffic(run):
