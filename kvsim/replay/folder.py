@@ -96,7 +96,7 @@ def _identity(about: dict[str, Any]) -> dict[str, Any]:
     """All that the tables depend on, by the name a user knows it by."""
     trace, options = about.get("trace") or {}, about.get("options") or {}
     policies = [(p.get("id"), p.get("version"), p.get("role"), p.get("beside")) for p in about.get("policies") or []]
-    names = {"policies": "set of policies (-p, --baselines)", "kvsim": "version of kvsim", "kv_dtype": "--kv-dtype"}
+    names = {"policies": "set of policies (-p or --baselines)", "kvsim": "version of kvsim", "kv_dtype": "--kv-dtype"}
     return {
         "trace": trace.get("sha256"),
         names["kvsim"]: about.get("kvsim"),

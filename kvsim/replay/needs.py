@@ -20,10 +20,17 @@ def check_needs(trace: Trace, asked: Asked) -> None:
             supply = asked.supplies[r.id, layer.id]
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
-                    chain = allocate.for_layer(job.chain, layer)
+                    chain = _in_layer(job.chain, layer)
                     for problem in lacking(chain, asked, r, layer, supply):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
                     allocate.hold_limit(chain.part("keep"), r.prompt - layer.first_visible(r.prompt - 1), r, layer)
+
+
+def _in_layer(chain: Chain, layer: Layer) -> Chain:
+    try:
+        return allocate.for_layer(chain, layer)
+    except WrongUse as e:  # an index that has no form in the dtype that is billed
+        raise WrongUse(f"kv dtype {layer.dtype}: {e}") from None
 
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
