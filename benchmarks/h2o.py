@@ -17,8 +17,8 @@ ONE, EIGHT = "kvsim, one capacity", "kvsim, eight capacities in one run"
 
 
 def source_of(data: Lane) -> Source:
-    q = to_float32(data.q.reshape(-1, data.layer.key_dim)).reshape(data.q.shape)
-    return Source(data.layer, data.request, data.k, data.v, data.steps, data.t, q, q[:0], mass=data.mass)
+    q, window = (to_float32(x.reshape(-1, data.layer.key_dim)).reshape(x.shape) for x in (data.q, data.window_q))
+    return Source(data.layer, data.request, data.k, data.v, data.steps, data.t, q, window, mass=data.mass)
 
 
 def engine(data: Lane, capacities: tuple[int, ...]) -> list[dict[str, list[dict[str, object]]]]:

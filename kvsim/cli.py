@@ -88,7 +88,7 @@ def trace_check(args: argparse.Namespace) -> int:
 def trace_synth(args: argparse.Namespace) -> None:
     from kvsim.synth.generate import synthesize
 
-    given = {k: v for k, v in vars(args).items() if k in SYNTH and v is not None}
+    given = {k: v for k, v in vars(args).items() if k in (*SYNTH, "dtype") and v is not None}
     print(synthesize(args.trace, **given).path)
 
 
