@@ -9,26 +9,15 @@ from kvsim.metrics.traffic import side_bytes
 
 ALL_STEPS = -1  # the role that stands for every decode step
 UNIT = ("policy", "request", "layer", "q_head", "role")
-COLUMNS = (
-    "policy",
-    "role",
-    "pages",
-    "tokens",
-    "bytes",
-    "mass_recall",
-    "mass_recall_p10",
-    "far_recall",
-    "evidence_recall",
-    "rel_l2",
-)
+COLUMNS = ("policy", "role", "pages", "tokens", "bytes", "mass_recall", "far_recall", "evidence_recall", "rel_l2")
 
 
 def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, most: int = 40) -> pl.DataFrame:
     """-> COLUMNS, sorted by policy, role, pages: each budget that every layer, head and context of the policy has, at most about `most`.
 
-    mass_recall, rel_l2: means over layers, heads, contexts; far_recall,
-    evidence_recall: ratios of sums, each curve weighed by its dense mass (from heads). bytes: K and V rows per kv head and step,
-    plus what the policy read beside them at its own budget (index, scales)."""
+    mass_recall, rel_l2: means over layers, heads, contexts. far_recall, evidence_recall: ratios of sums, each curve weighed by its
+    dense mass (from heads). bytes: K and V rows per kv head and step, plus what the policy read beside them at its own budget (index,
+    scales)."""
     side = ledger.group_by("policy").agg(side_bytes().cast(pl.Float64).mean().alias("side"))
     return (
         curves.join(_weights(heads), on=UNIT, how="left", maintain_order="left")
