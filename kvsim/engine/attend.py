@@ -217,7 +217,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     sums, out = np.zeros((rows, 6)), np.empty((rows, src.layer.value_dim))
     blurred, values, dim = held.dots, src.whole("v", block.head), src.layer.value_dim
     blurred_values = values
-    if coded:
+    if record is not None and coded:
         blurred = _decoded_dots(block, held, record)
         blurred_values = record.decoded.get("v", values[None])[block.head if "v" in record.decoded else 0]
     exact, mixed = np.empty((rows if coded else 0, dim)), np.empty((rows if coded else 0, dim))

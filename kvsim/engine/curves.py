@@ -14,6 +14,7 @@ from kvsim.kernels.order import accumulate, union_growth
 from kvsim.kernels.sparse import bucket_values
 
 GRID = 24  # budgets on which the output error is computed
+FAINT = 2.0**-80  # below this part of the dense mass, float32 weights have lost some of what was read
 
 
 def grid(pages: int) -> NDArray[np.int64]:
@@ -64,9 +65,8 @@ class Curves:
             ok = count > r
             np.add.at(ten, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
         out = {"mass": mass, "top10": ten, "far": _far_parts(block, mass, size)}
-        mask = block.source.request.evidence_mask()
-        if mask.any():
-            out["evidence"] = _marked_parts(block, mask, size, pages)
+        if block.source.request.evidence:
+            out["evidence"] = _marked_parts(block, block.source.request.evidence_mask(), size, pages)
         return out
 
     def _errors(
@@ -87,6 +87,8 @@ class Curves:
         total, z = sums.cumsum(1)[:, :-1], weight.cumsum(1)[:, :-1] + block.sink_mass[:, None]
         out = np.empty((rows, len(self.grid)), np.float32)
         for i in range(len(self.grid)):
+            for r in np.flatnonzero(z[:, i] < FAINT).tolist():
+                total[r, i], z[r, i] = _output(block, r, (bucket[r] <= i)[picked.pages.of_slots()]), 1.0
             out[:, i] = relative(total[:, i] / z[:, i, None], block.out)
         return out
 
@@ -135,6 +137,17 @@ def _summarise(
         "rel_l2_mean": flat(error[0]),
         "rel_l2_p95": flat(error[1]),
     }
+
+
+def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """f64[dv]: attention of one row over the positions it read, whatever their part of the dense mass."""
+    i, src = row // block.group, block.source
+    pos = np.flatnonzero(read[: block.t[i] + 1])
+    pos = pos[pos >= block.first[i]]
+    logit = src.bend(block.dots[pos, row].astype(np.float64))
+    top = max(logit.max(), block.sink[row])
+    weight = np.exp2(logit - top)
+    return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
 
 
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:

@@ -134,7 +134,7 @@ class Reader:
         return select.pick(order, exists, forced, k, read.heads, group), order if read.heads == "each" else None
 
     def _keep_set(self, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> Mask:
-        """Between rankings the set stays and pages born since join it (ruling B06)."""
+        """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read."""
         out = np.zeros_like(chosen)
         for i in range(len(t)):
             if ranks[i] or self.held_set is None:
@@ -145,6 +145,8 @@ class Reader:
                 young = pages.id * pages.size > since
                 for g, ids in enumerate(sets):
                     out[i, g] = (np.isin(pages.id, list(ids)) | young) & exists[i]
+                    if not out[i, g].any():
+                        out[i, g, np.flatnonzero(exists[i])[-1]] = True
         return out
 
     def _score(
