@@ -105,12 +105,24 @@ def test_every_expression_of_the_docs_is_one(expression):
     assert parse(expression).part("read")
 
 
+def code(page: Path, has: str) -> str:
+    """The indented block of a page that holds this text."""
+    blocks = re.findall(r"(?:^(?: {4}.*)?\n)+", page.read_text(), re.MULTILINE)
+    return textwrap.dedent(next(b for b in blocks if has in b))
+
+
 def test_the_policy_of_the_docs_passes_the_conformance_suite(tmp_path):
-    section = (DOCS / "policies.md").read_text().split("## Your own policy")[1]
-    code = textwrap.dedent(re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE)[1])
-    (tmp_path / "last_look.py").write_text(code)
+    (tmp_path / "last_look.py").write_text(code(DOCS / "policies.md", "class last_look"))
     found = load_file(tmp_path / "last_look.py")
     assert check_policy(found["last_look"](hold=tokens(12))) == []
+
+
+def test_the_first_what_if_runs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "traces").symlink_to(ROOT / "traces")
+    monkeypatch.chdir(tmp_path)
+    exec(code(ROOT / "README.md", "kvsim.replay("))
+    printed = capsys.readouterr().out
+    assert all(column in printed for column in ("resident_bytes", "rel_l2", "evidence"))
 
 
 @pytest.mark.parametrize("command", cli.commands())
