@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsim.capture.attention import BLOCK_BYTES
 from kvsim.capture.recorder import Keep, segment_steps
@@ -15,11 +16,11 @@ from kvsim.errors import KvsimError
 from kvsim.geometry import ITEMSIZE, Layer
 from kvsim.trace.write import ROWS
 
-# Parquet beside the rows, measured: a footer with its schema, and the headers and statistics of one column of a row group.
-FILE_BYTES, CHUNK_BYTES = 600, 93
-TABLES_BYTES = 12_000  # of the tables requests and layers and of an empty manifest
-LISTED_BYTES = 400  # of a segment in the journal and in the manifest
-SMALL = 4  # bytes of a number of a small column, whatever its type
+# Bytes of Parquet beside the rows, measured: of a file, of a column in its schema, of a row group's part of a column.
+FILE, COLUMN, SMALL_CHUNK, VECTOR_CHUNK = 237, 83, 122, 60
+TABLES = 11_500  # the tables requests and layers, an empty manifest
+LISTED = 335  # of a segment in the journal and in the manifest
+SMALL = 4  # of a number of a small column, whatever its type
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,13 @@ def plan(
     chunk: int | None = None,
 ) -> Plan:
     """For a prompt of `prompt` tokens and `steps` decode steps; `captured` among `layers` of the model."""
-    sizes = {"kv": 0, "q": 0, "prefill": 0, "values": 0}
-    files = 0
-    for layer in captured:
-        for table, rows, width, columns, groups in _segments(layer, prompt, steps, keep, chunk or prompt):
-            sizes[table] += FILE_BYTES + rows * width + CHUNK_BYTES * columns * groups
-            files += 1
-    described = TABLES_BYTES + 5 * (prompt + steps) + 2 * len(str(model.config.to_dict())) + 300 * len(layers)
-    return Plan(
-        sizes | {"other": described + LISTED_BYTES * files}, _memory(model, layers, captured, prompt, steps, backend, chunk)
-    )
+    sizes = dict.fromkeys(("kv", "q", "prefill", "values"), 0)
+    files = [f for layer in captured for f in _files(layer, prompt, steps, keep, chunk or prompt)]
+    for f in files:
+        sizes[f.table] += FILE + COLUMN * (f.small + len(f.vectors)) + f.rows * (SMALL * f.small + sum(f.vectors))
+        sizes[f.table] += f.groups * (SMALL_CHUNK * f.small + VECTOR_CHUNK * len(f.vectors))
+    other = TABLES + 5 * (prompt + steps) + 2 * len(str(model.config.to_dict())) + 300 * len(layers) + LISTED * len(files)
+    return Plan(sizes | {"other": other}, _memory(model, layers, captured, prompt, steps, backend, chunk))
 
 
 def check_room(path: Path, plan: Plan) -> None:
@@ -67,22 +65,32 @@ def check_room(path: Path, plan: Plan) -> None:
         )
 
 
-def _segments(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int) -> Iterator[tuple[str, int, int, int, int]]:
-    """(table, rows, bytes of a row, columns, row groups) of every file of a layer."""
-    size = ITEMSIZE[layer.dtype]
-    key, value = layer.key_dim * size, layer.value_dim * size
-    rotated = keep.k_pre and layer.rope is not None
-    parts = [min(chunk, prompt - a) for a in range(0, prompt, chunk)] + _parts(steps, segment_steps(layer))
-    for n in parts:
-        for m in _parts(n, ROWS):
-            width = 2 * SMALL + key * (2 if rotated else 1) + value
-            yield "kv", m * layer.kv_heads, width, 5 if rotated else 4, layer.kv_heads
+class _File(NamedTuple):
+    """One segment: rows of `small` small columns and of vectors of so many bytes."""
+
+    table: str
+    rows: int
+    small: int
+    vectors: tuple[int, ...] = ()
+    groups: int = 1
+
+
+def _files(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int) -> Iterator[_File]:
+    """Every segment of a layer."""
+    key, value = (dim * ITEMSIZE[layer.dtype] for dim in (layer.key_dim, layer.value_dim))
+    vectors = (key, value, key) if keep.k_pre and layer.rope is not None else (key, value)
+    chunks, decode = _parts(prompt, chunk), _parts(steps, segment_steps(layer))
+    for n in (*chunks, *decode):
+        yield from (_File("kv", m * layer.kv_heads, 2, vectors, layer.kv_heads) for m in _parts(n, ROWS))
         if keep.wo_norm:
-            yield "values", n * layer.q_heads, 3 * SMALL, 3, 1
-    for n in ([min(keep.window_rows, prompt)] if keep.window_rows else []) + _parts(steps, segment_steps(layer)):
-        yield "q", n * layer.q_heads, 4 * SMALL + key + value, 6, layer.kv_heads
+            yield _File("values", n * layer.q_heads, 3)
+    before = prompt - keep.window_rows  # queries of the prompt that are not kept
+    ends = accumulate(chunks)
+    kept = [min(n, end - before) for n, end in zip(chunks, ends, strict=True) if end > before and keep.window_rows]
+    for n in (*kept, *decode):
+        yield _File("q", n * layer.q_heads, 4, (key, value), layer.kv_heads)
     if keep.prefill_mass:
-        yield "prefill", prompt * layer.q_heads, 4 * SMALL, 4, 1
+        yield _File("prefill", prompt * layer.q_heads, 4)
 
 
 def _parts(n: int, most: int) -> list[int]:

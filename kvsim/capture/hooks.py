@@ -47,7 +47,7 @@ def attending(model: torch.nn.Module, see: Callable[[Call], None], before: Calla
     with ExitStack() as stack:
         take = stack.enter_context(turning(files))
         for interface in interfaces.values():
-            stack.enter_context(_overridden(interface, backend, _watched(interface.get(backend), mine, take, see)))
+            stack.enter_context(_overridden(interface, backend, _watched(backend, interface.get(backend), mine, take, see)))
         if before is not None:
             hook = model.register_forward_pre_hook(lambda _, args, options: before(args, options), with_kwargs=True)
             stack.callback(hook.remove)
@@ -86,19 +86,28 @@ def _either(module: torch.nn.Module, registered: Callable[..., Any] | None) -> C
 
 
 def _watched(
-    registered: Callable[..., Any] | None, mine: set[int], take: Callable[[], Turned | None], see: Callable[[Call], None]
+    backend: str,
+    registered: Callable[..., Any] | None,
+    mine: set[int],
+    take: Callable[[], Turned | None],
+    see: Callable[[Call], None],
 ) -> Callable[..., Any]:
     def attend(
-        module: torch.nn.Module,
+        module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
+        watched = id(module) in mine and hasattr(module, "layer_idx")
+        if watched and backend == "sdpa" and (options.get("softcap") is not None or options.get("s_aux") is not None):
+            raise WrongUse(
+                f"layer {module.layer_idx}: sdpa leaves out soft caps and learned sinks; load the model with attn_implementation='eager'"
+            )
         result = _either(module, registered)(module, query, key, value, attention_mask, **options)
-        if id(module) in mine and hasattr(module, "layer_idx"):
-            see(Call(module, int(module.layer_idx), query, key, value, result[0], attention_mask, options, take()))
+        if watched:
+            see(Call(module, module.layer_idx, query, key, value, result[0], attention_mask, options, take()))
         return result
 
     return attend

@@ -111,8 +111,6 @@ def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any) -> Row:
     if kind not in PLAIN or given.get("position_bias") is not None:
         what = "a position bias" if kind in PLAIN else f"{kind} attention"
         raise WrongUse(f"layer {i}: {type(call.module).__name__} has {what}; only full and sliding attention can be captured")
-    if config._attn_implementation == "sdpa" and (softcap is not None or sinks is not None):
-        raise WrongUse(f"layer {i}: sdpa leaves out soft caps and learned sinks; load the model with attn_implementation='eager'")
     q_heads, key_dim = call.q.shape[1], call.q.shape[3]
     kv_heads, value_dim = call.v.shape[1], call.v.shape[3]
     row_bytes, latent = _row_bytes(call, cache.layers[i] if i < len(cache.layers) else None)
@@ -251,6 +249,6 @@ def _output(module: Any) -> Any:
     for name in PROJECTIONS:
         found = getattr(module, name, None)
         weight = getattr(found, "weight", None)
-        if torch.is_tensor(weight) and weight.ndim == 2 and weight.is_floating_point():
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():
             return found
     return None

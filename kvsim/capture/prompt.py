@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kvsim.errors import WrongUse
 from kvsim.geometry import Span
 
@@ -45,7 +47,7 @@ def prompt_of(given: Any) -> Prompt:
     if isinstance(given, Prompt):
         return given
     if isinstance(given, Mapping):  # what a tokenizer returns
-        if min(_ids(given.get("attention_mask", [1])), default=1) == 0:
+        if not np.all(given.get("attention_mask", 1)):
             raise WrongUse("the attention mask hides tokens of the prompt; give the prompt without padding")
         given = given["input_ids"]
     ids = _ids(given)

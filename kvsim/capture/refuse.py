@@ -55,7 +55,7 @@ def forward(args: tuple[Any, ...], options: dict[str, Any], seen: int, prompt: i
             "would record rejected tokens; turn it off, or give the prompt's true length"
         )
     mask = given.get("attention_mask")
-    if torch.is_tensor(mask) and mask.ndim == 2 and not bool(mask.all()):
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2 and not bool(mask.all()):
         raise WrongUse("the attention mask hides tokens of the prompt (left padding?); give the prompt without padding")
     cache = given.get("cache") if given.get("cache") is not None else given.get("past_key_values")
     if cache is not None:

@@ -136,6 +136,8 @@ def recording(
                 recorder.flush()
             except BaseException:
                 writer.abandon()
+                if recorder.seen == 0:  # refused at the first forward: nothing worth keeping
+                    shutil.rmtree(path)
                 raise
             writer.close()
             if recorder.seen < given.prefill:
