@@ -82,11 +82,8 @@ def best_tokens(
     start i64[P + 1]: pages over slots, peak their largest products; longest: the largest L2 norm of a key, which bounds the error
     of a float32 product."""
     error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
-    best, value, count = (
-        np.zeros((len(queries), many), np.int32),
-        np.empty((len(queries), many)),
-        np.zeros(len(queries), np.int64),
-    )
+    best, count = np.zeros((len(queries), many), np.int32), np.zeros(len(queries), np.int64)
+    value = np.zeros(best.shape)
     floor = floors(peak, many, error.astype(np.float32))
     top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, value, count)
     return best, value, count

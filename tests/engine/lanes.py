@@ -12,6 +12,7 @@ from kvsim.engine.source import Source
 from kvsim.geometry import ITEMSIZE, Layer, Request, Span
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
+from kvsim.tables import table
 
 
 def lane(
@@ -127,3 +128,33 @@ def placement(source: Source, tiers: dict[str, Any]) -> Any:
 def _apply(now: Any, runs: list[dict[str, int]]) -> None:
     for run in runs:
         now[run["start"] : run["stop"]] = run["tier"]
+
+
+def rows_of(tables: dict[str, Any], name: str, steps: Any = None) -> Any:
+    """The rows of a table as a run stores them, in order of head and step, of some steps only; None where it has no rows."""
+    found = {c: x for c, x in tables[name].items() if not c.startswith("_")}
+    if not found:
+        return None
+    head = (
+        np.asarray(found.get("q_head", found["step"] * 0), np.int64),
+        np.asarray(found.get("kv_head", found["step"] * 0), np.int64),
+    )
+    order = np.lexsort((np.asarray(found["step"], np.int64), head[0], head[1]))
+    if steps is not None:
+        order = order[np.isin(np.asarray(found["step"], np.int64)[order], [-1, *steps])]
+    picked = {c: list(x[order]) if x.dtype == object else x[order] for c, x in found.items()}
+    return table(name, picked | {"policy": "p", "request": 0, "layer": 0})
+
+
+def differing(
+    a: dict[str, Any], b: dict[str, Any], steps: Any = None, names: Any = ("ledger", "heads", "plans", "tiers", "events")
+) -> list[str]:
+    """Columns whose stored bytes differ between two runs, as "table.column"; of `a` only the rows of some steps."""
+    found = []
+    for name in names:
+        x, y = rows_of(a, name, steps), rows_of(b, name)
+        if (x is None) != (y is None):
+            found.append(name)
+        elif x is not None:
+            found += [f"{name}.{c}" for c in x.column_names if not x[c].equals(y[c])]
+    return found

@@ -1,0 +1,39 @@
+"""Policies that between them use every part of the engine."""
+
+from __future__ import annotations
+
+STATELESS = [
+    "full()",
+    "quest(read=pages(3), page=4, index=boxes(n=2))",
+    'quest(read=share(0.3), page=4, heads="share", sinks=3, recent=6)',
+    'quest(read=pages(3), page=4, heads="max", tail="free")',
+    'quest(read=pages(3), page=4, heads="mean")',
+    'quest(read=pages(3), page=4, heads="softmax_mean")',
+    'quest(read=pages(3), page=4, heads="split", private=1)',
+    "quest(read=pages(3), page=4, refresh=5)",
+    "quest(read=exact(r=5), page=4)",
+    "quest(read=mass(eps=0.2, cap=pages(9)), page=4)",
+    "quest(read=top_p(p=0.7), page=4)",
+    'oracle(read=pages(3), page=4, by="mass")',
+    'oracle(read=pages(3), page=4, by="logit", tail="forced")',
+    "recency(read=pages(3), page=4, sinks=1)",
+    "random_read(read=pages(3), page=4, seed=5)",
+]
+BLIND = ["streaming_llm(sinks=2, hold=tokens(17))", "snapkv(hold=tokens(20), window=5)", "adakv(hold=tokens(20), window=5)"]
+WATCHING = [
+    "h2o(hold=tokens(18), recent=0.3, sinks=1)",
+    "tova(hold=tokens(15))",
+    "qevict(hold=share(0.5), sinks=2, window=4, period=3, recent=tokens(6))",
+]
+CHAINS = [
+    "kivi(group=2, residual=8)",
+    "streaming_llm(sinks=2, hold=tokens(17)) >> quest(read=pages(2), page=4)",
+    "streaming_llm(sinks=2, hold=tokens(17)) >> kivi(group=2, residual=4) >> oracle(read=pages(2), page=4)",
+    "h2o(hold=tokens(24)) >> quest(read=pages(2), page=4)",
+    "h2o(hold=tokens(24)) >> kivi(group=2, residual=4) >> oracle(read=pages(3), page=4)",
+    'tova(hold=tokens(20)) >> quest(read=pages(3), page=4, heads="share", refresh=3)',
+    "adakv(hold=tokens(20), window=5) >> quest(read=mass(eps=0.3), page=4)",
+    "snapkv(hold=tokens(20), window=5) >> kivi(group=2, residual=8)",
+]
+EVICTING = BLIND + WATCHING + [c for c in CHAINS if not c.startswith("kivi")]
+ALL = STATELESS + BLIND + WATCHING + CHAINS

@@ -1,0 +1,74 @@
+"""A row's bytes depend on its policy and step alone (docs/decisions/0002)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvsim.engine import attend, evolve
+from kvsim.kernels import dense
+from tests.engine.lanes import differing, first_steps, lane, run
+from tests.engine.policies import ALL
+
+# Nine heads a group: 28 steps fill a product of 256 rows, so 60 steps are three blocks; 540 positions are two tiles.
+WIDE = {"prompt": 480, "steps": 60, "kv_heads": 1, "group": 9, "evidence": ((3, 9), (500, 515))}
+
+
+@pytest.fixture(scope="module")
+def source():
+    return lane(**WIDE)
+
+
+@pytest.fixture(scope="module")
+def whole(source):
+    """Every policy beside all others."""
+    return dict(zip(ALL, run(source, *ALL, plans=True), strict=True))
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_alone_or_beside_others(source, whole, policy):
+    assert differing(whole[policy], run(source, policy, plans=True)) == []
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_whatever_steps_are_written(source, whole, policy):
+    for steps in ([0, 1, 2], [17], [2, 3, 11, 27, 28, 29, 40, 59]):
+        assert differing(whole[policy], run(source, policy, plans=True, steps=steps), steps) == []
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_prefix_of_the_trace_gives_a_prefix_of_the_rows(source, whole, policy):
+    for steps in (1, 30):
+        assert differing(whole[policy], run(first_steps(source, steps), policy, plans=True), range(steps)) == []
+
+
+VALUES = (
+    "heads.rel_l2",
+    "heads.cosine",
+    "heads.err_select",
+    "heads.err_k",
+    "heads.err_v",
+)  # products with values have another shape
+
+
+@pytest.mark.parametrize("rows", [64, 128, 512])
+def test_whatever_the_block_of_steps(source, whole, monkeypatch, rows):
+    """Where BLAS gives an element the same bits in products of both heights, as the kernel's constants rely on."""
+    rng = np.random.default_rng(0)
+    keys, q = rng.standard_normal((dense.TILE, 4)), rng.standard_normal((512, 4))
+    for kind in (np.float32, np.float64):
+        a, b = (keys.astype(kind) @ np.ascontiguousarray(q[:n].astype(kind).T) for n in (rows, dense.ROWS))
+        if not np.array_equal(a[:, :64], b[:, :64]):
+            pytest.skip(f"this BLAS rounds products with {rows} and with {dense.ROWS} rows differently")
+    for module in (dense, attend):
+        monkeypatch.setattr(module, "ROWS", rows)
+    for policy, tables in zip(ALL, run(source, *ALL, plans=True), strict=True):
+        assert [c for c in differing(whole[policy], tables) if c not in VALUES] == [], policy
+
+
+@pytest.mark.parametrize("rows", [9, 36, 640])
+def test_whatever_the_block_of_observations(source, whole, monkeypatch, rows):
+    monkeypatch.setattr(evolve, "OBSERVED_ROWS", rows)
+    watching = [policy for policy in ALL if policy.startswith(("h2o", "tova", "qevict"))]
+    for policy, tables in zip(watching, run(source, *watching, plans=True), strict=True):
+        assert differing(whole[policy], tables) == [], policy
