@@ -83,7 +83,7 @@ def _layout(s: Segment, table: str) -> Iterator[str]:
     if table == "kv" and rows > ROWS:
         yield f"{s}: a row group of {rows} rows; expected at most {ROWS}, write it in several segments"
     for name in (n for n in s.columns if s.byte_width(n)):
-        odd = {e for g in groups for e in g.column(s.leaf(name)).encodings} - {"PLAIN", "RLE", "BIT_PACKED"}
+        odd = {e for g in range(len(groups)) for e in s.chunk(g, name)[0].encodings} - {"PLAIN", "RLE", "BIT_PACKED"}
         if odd:
             yield f"{s}: the column {name!r} is encoded as {', '.join(sorted(odd))}; expected PLAIN, which every reader has"
 

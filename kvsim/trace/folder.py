@@ -54,10 +54,14 @@ class Segment:
         found = self.columns.get(column)
         return found.byte_width if found is not None and pa.types.is_fixed_size_binary(found) else 0
 
-    def leaf(self, column: str) -> int:
-        """Where a column stands among the leaves of the Parquet schema."""
+    def chunk(self, group: int, column: str) -> tuple[pq.ColumnChunkMetaData, pq.ColumnSchema]:
+        """What the footer says of a column in a row group. Raises BadTrace where asking on would end the process."""
         schema = self.footer.schema
-        return next(i for i in range(len(schema)) if schema.column(i).path == column)
+        i = next(i for i in range(len(schema)) if schema.column(i).path == column)
+        chunk = self.footer.row_group(group).column(i)
+        if chunk.physical_type != schema.column(i).physical_type:
+            raise BadTrace(f"{self}: the footer has two types for the column {column!r}: the file was altered; {AGAIN}")
+        return chunk, schema.column(i)
 
 
 @dataclass(frozen=True)
@@ -184,8 +188,10 @@ def _check_file(root: Path, name: str, entry: Any, lister: str) -> None:
 def _segment(name: str, path: Path, entry: dict[str, Any]) -> Segment:
     with _parquet(path):
         footer = pq.read_metadata(path, memory_map=True)
-    if footer.num_rows != entry.get("rows", footer.num_rows):
-        raise BadTrace(f"{path}: {footer.num_rows} rows, listed as {entry['rows']}: the file was altered; {AGAIN}")
+    rows = sum(footer.row_group(g).num_rows for g in range(footer.num_row_groups))
+    if not rows == footer.num_rows == entry.get("rows", rows):
+        listed = f"listed as {entry.get('rows')}"
+        raise BadTrace(f"{path}: {footer.num_rows} rows, {rows} in its row groups, {listed}: the file was altered; {AGAIN}")
     return Segment(name, path, footer)
 
 
@@ -245,6 +251,8 @@ def read_columns(segment: Segment, names: Sequence[str]) -> list[Raw]:
     """Small columns of one file as numpy arrays. Raises BadTrace."""
     with _reading(segment) as f:
         table = f.read(columns=list(names), use_threads=False)
+    if table.num_rows != segment.rows:
+        raise BadTrace(f"{segment}: {table.num_rows} rows where the footer says {segment.rows}: the file was altered; {AGAIN}")
     for name in names:
         if table[name].null_count and name != "lse":
             raise BadTrace(f"{segment}: the column {name!r} has {table[name].null_count} nulls; expected none")
@@ -280,10 +288,8 @@ def plain_offset(segment: Segment, group: int, column: str) -> int | None:
 
     That is so for an uncompressed chunk of one PLAIN page of a column without nulls: its values end the chunk. The page's size is
     the second field of its header (Thrift compact protocol, https://parquet.apache.org/docs/file-format/data-pages/)."""
-    index = segment.leaf(column)
-    chunk = segment.footer.row_group(group).column(index)
-    levels = segment.footer.schema.column(index).max_definition_level
-    if levels or chunk.has_dictionary_page or not set(chunk.encodings) <= {"PLAIN", "RLE", "BIT_PACKED"}:
+    chunk, described = segment.chunk(group, column)
+    if described.max_definition_level or chunk.has_dictionary_page or not set(chunk.encodings) <= {"PLAIN", "RLE", "BIT_PACKED"}:
         return None
     values, start = chunk.num_values * segment.byte_width(column), chunk.data_page_offset
     end = start + chunk.total_compressed_size
@@ -295,7 +301,7 @@ def plain_offset(segment: Segment, group: int, column: str) -> int | None:
     if head[:3] != b"\x15\x00\x15" or _zigzag(head[3:]) != values:
         return None
     with _reading(segment) as f:  # refuses a codec that does not exist, whose name pyarrow ends the process for
-        next(f.iter_batches(1, row_groups=[group], columns=[column], use_threads=False))
+        next(f.iter_batches(1, row_groups=[group], columns=[column], use_threads=False), None)
     return end - values if chunk.compression == "UNCOMPRESSED" else None
 
 

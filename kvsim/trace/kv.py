@@ -43,7 +43,7 @@ def _ranges(s: Segment) -> Iterator[tuple[int, int, tuple[int, int], tuple[int, 
     """Of each row group that is not empty: its number, its rows, lowest and highest kv head, lowest and highest position."""
     groups = [(g, s.footer.row_group(g)) for g in range(s.footer.num_row_groups)]
     groups = [(g, meta) for g, meta in groups if meta.num_rows]
-    stats = [[meta.column(s.leaf(name)).statistics for name in ("kv_head", "pos")] for _, meta in groups]
+    stats = [[s.chunk(g, name)[0].statistics for name in ("kv_head", "pos")] for g, _ in groups]
     if all(x is not None and x.has_min_max for pair in stats for x in pair):
         for (g, meta), (head, pos) in zip(groups, stats, strict=True):
             yield g, meta.num_rows, (head.min, head.max), (pos.min, pos.max)

@@ -173,14 +173,19 @@ def test_a_flipped_byte_is_read_or_refused_but_never_crashes(trace):
         (trace / name).write_bytes(data)
 
 
-def test_a_codec_that_is_none_is_refused(trace):
-    """pyarrow ends the process when asked for the name of one; a read that refuses it comes first."""
+@pytest.mark.parametrize("what", ["a codec that does not exist", "a type that is not the column's"])
+def test_a_footer_that_pyarrow_would_end_the_process_for_is_refused(trace, what):
     data = (trace / KV).read_bytes()
-    field = bytes([0x15, 0, 0x16])  # of a column's metadata: field 4, the codec, is UNCOMPRESSED; field 5 begins
-    places = [at for at in range(len(data)) if data[at : at + 3] == field]
-    names = [c.path_in_schema for c in map(pq.read_metadata(trace / KV).row_group(0).column, range(5))]
-    at = places[names.index("v") - 10]  # two row groups of five columns end the file
-    (trace / KV).write_bytes(data[: at + 1] + bytes([0x7F]) + data[at + 2 :])
+    columns = [c.path_in_schema for c in map(pq.read_metadata(trace / KV).row_group(0).column, range(5))]
+    if what.startswith("a codec"):
+        places = [
+            at for at in range(len(data)) if data[at : at + 3] == b"\x15\x00\x16"
+        ]  # field 4 is UNCOMPRESSED; field 5 begins
+        at, value = places[columns.index("v") - 10] + 1, 0x7F  # two row groups of five columns end the file
+    else:
+        places = [at for at in range(len(data)) if data[at : at + 3] == b"\x15\x02\x19"]  # field 1 is INT32; field 2 begins
+        at, value = places[-1] + 1, 0x04
+    (trace / KV).write_bytes(data[:at] + bytes([value]) + data[at + 1 :])
     code = f"from kvsim.trace.open import open_trace; t = open_trace({str(trace)!r}); t.lane(t.requests[0], t.layers[0])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 1

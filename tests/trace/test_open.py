@@ -457,7 +457,7 @@ def test_another_number_of_rows_than_listed_is_refused(trace):
     files = json.loads((trace / "manifest.json").read_text())["files"]
     files[KV]["rows"] += 1
     manifest(trace, files=files)
-    refused(trace, [KV, "56 rows, listed as 57"])
+    refused(trace, [KV, "56 rows, 56 in its row groups, listed as 57"])
 
 
 @pytest.mark.parametrize("dim", range(4, 13))
