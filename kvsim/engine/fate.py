@@ -26,9 +26,8 @@ def tiers_and_events(
     whole = np.arange(source.layer.first_visible(prompt - 1), prompt)
     tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole]))}]
     before = np.full(len(whole), ALIVE, np.uint8)
-    full = int(_exact(before).sum())
-    events = [_event(-1, before, now[whole], full, 0)]
-    full, last = int(_exact(now[whole]).sum()), prompt - 1
+    events = [_event(-1, before, now[whole], whole, whole, 0)]
+    last = prompt - 1
     for i, (step, t) in enumerate(zip(source.steps.tolist(), source.t.tolist(), strict=True)):
         mine = [(pos, flags) for h, pos, flags in record.changes[i] if h == head]
         pos, flags = (
@@ -37,8 +36,8 @@ def tiers_and_events(
         pos, flags = _latest(pos, flags)
         if len(pos):
             tiers.append({"step": step, "runs": runs(pos, _tier(codecs, flags))})
-        events.append(_event(step, now[pos], flags, full, t - last))
-        full += int(_exact(flags).sum()) - int(_exact(now[pos]).sum()) + t - last
+        old = np.arange(source.layer.first_visible(t), last + 1)
+        events.append(_event(step, now[pos], flags, pos, old[_exact(now[old])], t - last))
         now[pos], last = flags, t
     return tiers, events
 
@@ -71,16 +70,20 @@ def _tier(codecs: Codecs | None, flags: NDArray[np.uint8]) -> NDArray[np.int64]:
     return tier + np.where(kept, CODES_BESIDE, 0) + np.where(copied, HOST_COPY, 0)
 
 
-def _event(step: int, before: NDArray[np.uint8], after: NDArray[np.uint8], full: int, born: int) -> dict[str, Any]:
-    """Counts of one step. churn: 1 - |A & B| / |A or B| of the exact tokens before and after, of those that existed before."""
-    left, joined = int((_exact(before) & ~_exact(after)).sum()), int((~_exact(before) & _exact(after)).sum())
+def _event(
+    step: int, before: NDArray[np.uint8], after: NDArray[np.uint8], pos: NDArray[np.int64], full: NDArray[np.int64], born: int
+) -> dict[str, Any]:
+    """Counts of one step, in which the tokens at `pos` changed. churn: 1 - |A & B| / |A or B| of the exact tokens before (`full`) and
+    after, of those that existed before and can still be seen."""
+    left, joined = _exact(before) & ~_exact(after), ~_exact(before) & _exact(after)
     alive, stays = (before & ALIVE) > 0, (after & ALIVE) > 0
+    churned = int((left & np.isin(pos, full)).sum()) + int(joined.sum())
     return {
         "step": step,
-        "promoted": joined,
+        "promoted": int(joined.sum()),
         "demoted": int((_exact(before) & stays & ~_exact(after)).sum()),
         "evicted": int((alive & ~stays).sum()),
         "aged_in": born,
         "requantised": 0,
-        "churn": (left + joined) / max(1, full + joined),
+        "churn": churned / max(1, len(full) + int(joined.sum())),
     }
