@@ -46,7 +46,11 @@ class Segment:
 
     @cached_property
     def columns(self) -> dict[str, pa.DataType]:
-        schema = self.footer.schema.to_arrow_schema()
+        """Name -> type. Raises BadTrace."""
+        with _parquet(self):
+            schema = self.footer.schema.to_arrow_schema()
+        if twice := {name for name in schema.names if schema.names.count(name) > 1}:
+            raise BadTrace(f"{self}: the column {min(twice)!r} is there twice; expected every column once")
         return dict(zip(schema.names, schema.types, strict=True))
 
     def byte_width(self, column: str) -> int:
@@ -237,12 +241,12 @@ def read_rows(segments: Sequence[Segment], schema: pa.Schema) -> list[dict[str, 
     rows: list[dict[str, Any]] = []
     for s in segments:
         check_columns(s, schema)
-        with _parquet(s):
-            found = pq.read_table(s.file, columns=[n for n in schema.names if n in s.columns], partitioning=None).to_pylist()
+        with _reading(s) as f:
+            found = f.read(columns=[n for n in schema.names if n in s.columns], use_threads=False).to_pylist()
         for i, row in enumerate(found):
-            for f in schema:
-                if row.setdefault(f.name, None) is None and not f.nullable:
-                    raise BadTrace(f"{s}: row {i}: {f.name} is null; expected {f.type}")
+            for column in schema:
+                if row.setdefault(column.name, None) is None and not column.nullable:
+                    raise BadTrace(f"{s}: row {i}: {column.name} is null; expected {column.type}")
         rows += found
     return rows
 

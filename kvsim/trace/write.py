@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -64,6 +65,7 @@ class TraceWriter:
         self._files: dict[str, dict[str, Any]] = {}
         self._ends: dict[Key, int] = {}  # the position after the last one written
         self._columns: dict[Key, set[str]] = {}
+        self._parts: Counter[str] = Counter()
         self._draft = {
             "schema": TRACE_SCHEMA,
             "kind": "attention",
@@ -76,7 +78,7 @@ class TraceWriter:
         draft = LAYERS.with_metadata({DRAFT: json.dumps(self._draft).encode()})
         self._journal = (self.path / "journal.jsonl").open("ab")
         self._close("layers/part-0.parquet", pa.Table.from_pylist(list(layers), draft))
-        self._close("requests/part-0.parquet", pa.Table.from_pylist(list(requests), REQUESTS))
+        self.describe(requests)
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -91,7 +93,7 @@ class TraceWriter:
     def describe(self, requests: Sequence[Row]) -> None:
         """The requests anew, for a capture that learns its tokens and totals as it ends."""
         self.requests = requests_of(requests, "requests")
-        self._close(f"requests/part-{self._count('requests/')}.parquet", pa.Table.from_pylist(list(requests), REQUESTS))
+        self._close(f"requests/part-{self._next('requests')}.parquet", pa.Table.from_pylist(list(requests), REQUESTS))
 
     def kv(self, request: int, layer: int, pos0: int, k: Raw, v: Raw, k_pre: Raw | None = None) -> None:
         """The rows of positions pos0, pos0 + 1, ...: k and k_pre [Hkv, n, key_dim], v [Hkv, n, value_dim], raw numbers."""
@@ -180,10 +182,11 @@ class TraceWriter:
         arrays = {f.name: _array(columns[f.name], f.type) for f in schema if f.name in columns}
         folder, pos = f"{table}/request={request}/layer={layer}", columns["pos"]
         rows = pa.Table.from_arrays(list(arrays.values()), schema=pa.schema([schema.field(name) for name in arrays]))
-        self._close(f"{folder}/seg-{self._count(folder):05d}.parquet", rows, group, (int(pos.min()), int(pos.max())))
+        self._close(f"{folder}/seg-{self._next(folder):05d}.parquet", rows, group, (int(pos.min()), int(pos.max())))
 
-    def _count(self, folder: str) -> int:
-        return sum(name.startswith(folder) for name in self._files)
+    def _next(self, folder: str) -> int:
+        self._parts[folder] += 1
+        return self._parts[folder] - 1
 
     def _close(
         self, name: str, rows: pa.Table, group: int | None = None, span: tuple[int | None, int | None] = (None, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -100,14 +101,14 @@ def test_strided_queries_are_told(tmp_path):
 
 
 def test_steps_that_do_not_start_at_zero_are_not_contiguous(trace):
-    rewrite(trace, Q, lambda t: t.filter(pa.compute.not_equal(t["decode_step"], 0)))
+    rewrite(trace, Q, lambda t: t.filter(pc.not_equal(t["decode_step"], 0)))
     t = open_trace(trace)
     s = t.supplies(t.requests[0], t.layers[0])
     assert (s.steps.tolist(), s.contiguous) == ([1, 2, 3], False)
 
 
 def test_the_window_ends_at_the_first_gap(trace):
-    rewrite(trace, Q, lambda t: t.filter(pa.compute.not_equal(t["decode_step"], -4)))
+    rewrite(trace, Q, lambda t: t.filter(pc.not_equal(t["decode_step"], -4)))
     (lane,) = read_all(trace)
     assert lane.window_t.tolist() == [PROMPT - 3, PROMPT - 2, PROMPT - 1]
     assert open_trace(trace).supplies(lane.request, lane.layer).window_rows == 3
@@ -302,6 +303,7 @@ def not_finite(column, row, bits):
 
 TABLES = {
     "no kv column": (KV, lambda t: t.drop(["v"]), [KV, "'v' is missing", "fixed_size_binary[32]"]),
+    "a column twice": (KV, lambda t: t.append_column("k", t["v"]), [KV, "'k' is there twice"]),
     "k too narrow": (KV, narrow_table, [KV, "'k' is fixed_size_binary[16]", "expected fixed_size_binary[32]"]),
     "pos of another type": (KV, lambda t: put(t, "pos", t["pos"].to_pylist(), pa.int64()), [KV, "'pos' is int64", "expected int32"]),
     "k of variable size": (KV, lambda t: put(t, "k", t["k"].to_pylist(), pa.binary()), [KV, "'k' is binary", "fixed_size_binary[32]"]),
