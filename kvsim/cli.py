@@ -93,6 +93,7 @@ def trace_synth(args: argparse.Namespace) -> None:
 
 
 def replay_(args: argparse.Namespace) -> int:
+    from kvsim.metrics.diagnostics import write
     from kvsim.replay.folder import partial
     from kvsim.replay.run import replay
 
@@ -100,7 +101,7 @@ def replay_(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in REPLAY}
     try:
         with _progress() as progress:
-            print(replay(args.trace, args.policy, args.out, progress=progress, **options).path)
+            print(replay(args.trace, args.policy, args.out, progress=progress, also=write, **options).path)
     except KeyboardInterrupt:
         kept = partial(Path(args.out))
         what = (
@@ -139,7 +140,7 @@ def report_(args: argparse.Namespace) -> None:
 
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
-REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "baselines", "kv_dtype", "allocator", "strict")
+REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
 SYNTH = {
     "seed": "of everything that is drawn",
     "requests": "prompts",
@@ -187,6 +188,7 @@ def _replay_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--workers", type=int, metavar="N", help="processes (default: as many as cores, fewer for little work)")
     p.add_argument("--memory", metavar="SIZE", help="lowers the number of workers until they fit, for example 8GiB")
     p.add_argument("--plans", action="store_true", help="also write which pages were read")
+    p.add_argument("--explain", action="store_true", help="also write counterfactuals beside every step, and diagnostics")
     p.add_argument("--baselines", action="store_true", help="add full, oracle, recency and random at the same budgets")
     p.add_argument(
         "--kv-dtype", metavar="DTYPE", help="bytes are billed in this (default: the trace's 16-bit dtype, else bfloat16)"

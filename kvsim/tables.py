@@ -92,7 +92,8 @@ HEADS = _schema(
     | {"read_tokens": _i32, "rounds": _i32},
     dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
     | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
-    | {"read_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32},
+    | {"read_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
+    | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32),
 )
 CURVES = _schema(
     _UNIT
@@ -117,6 +118,12 @@ UNUSED = ("host_tokens", "mass_host", "host_resident_bytes", "ssd_resident_bytes
     "moved_out_bytes",
     "collective_bytes",
 )
+EXPLAIN = _schema(
+    _UNIT | {"q_head": _i16, "step": _i32},
+    {"k_needed": _i32, "score_gap": _f32}
+    | dict.fromkeys(("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"), _i32)
+    | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
+)
 RUN_TABLES: dict[str, pa.Schema] = {
     "ledger": LEDGER,
     "heads": HEADS,
@@ -124,6 +131,7 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "plans": PLANS,
     "tiers": TIERS,
     "events": EVENTS,
+    "explain": EXPLAIN,
 }
 
 

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from kvsim.engine import account
 from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, steps_per_block
 from kvsim.engine.bank import Record
+from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
 from kvsim.engine.evolve import evolve
+from kvsim.engine.explain import explain as explained
 from kvsim.engine.fate import tiers_and_events
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked, Reader
@@ -42,14 +44,17 @@ def run_layer(
     steps: Sequence[int] | None = None,
     plans: bool = False,
     allocator: str = "head",
+    explain: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Tables]:
     """The tables of every job. steps: the decode steps that are written (None: all captured); stateful policies run all of them.
+    explain: how deep rankings would have to be read, too.
 
     A row's bytes depend on its policy and step alone: not on the other jobs, the steps chosen, or how the work is cut into blocks."""
-    work = [_Work(source, job, plans, steps, allocator) for job in jobs]
+    work = [_Work(source, job, plans, steps, allocator, explain) for job in jobs]
     wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
-    places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(wanted)
+    before = np.append(wanted[1:], False)  # the step before each: what was read then is what reads are compared with
+    places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(wanted | before)
     block = steps_per_block(source.layer.group)
     for head in range(source.layer.kv_heads):
         mine = [w for w in work if w.job.heads is None or head in w.job.heads]
@@ -72,15 +77,15 @@ def run_layer(
 class _Work:
     """One job over one (request, layer), kv head by kv head."""
 
-    def __init__(self, source: Source, job: Job, plans: bool, steps: Sequence[int] | None, allocator: str):
-        self.source, self.job, self.plans, self.allocator = source, job, plans, allocator
+    def __init__(self, source: Source, job: Job, plans: bool, steps: Sequence[int] | None, allocator: str, explain: bool):
+        self.source, self.job, self.plans, self.allocator, self.explain = source, job, plans, allocator, explain
         self.chain = allocate.for_layer(job.chain, source.layer)
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
         self.codecs = (self.chain.part("store") or self.keep).codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.all_steps = steps is not None and self.read.refresh != 1
         self.record: Record | None = evolve(source, self.chain)
-        self.tables: Tables = {"ledger": [], "heads": [], "curves": [], "plans": [], "tiers": [], "events": []}
+        self.tables: Tables = {"ledger": [], "heads": [], "curves": [], "plans": [], "tiers": [], "events": [], "explain": []}
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src, read = self.source, self.read
@@ -88,6 +93,7 @@ class _Work:
         observed = self.record is not None and self.record.reads
         self.reader = None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group))
         self.curves = None
+        self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
             read.read is not None
             and self.record is None
@@ -106,7 +112,7 @@ class _Work:
         got = attend(dense, held, picked, self.record)
         group = dense.group
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
-        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got)
+        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got) | self.beside.columns(dense, held, picked, got)
         if self.curves and picked is not None:
             self.curves.add(dense, held, picked, wanted)
         if self.plans and picked is not None:
@@ -117,6 +123,9 @@ class _Work:
         q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
         self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": self._live_pages(held)}, wanted)
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
+        if self.explain and picked is not None and self.read.index is not None and self.read.refresh == 1:
+            columns = explained(self.read.index, dense, held, picked)
+            self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
 
     def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src = self.source

@@ -37,6 +37,7 @@ class Asked:
     kv_dtype: str
     allocator: str = "head"
     plans: bool = False
+    explain: bool = False
     baselines: bool = False
 
     @property
@@ -55,6 +56,7 @@ class Asked:
             "layers": [layer.id for layer in self.layers],
             "steps": None if self.steps is None else list(self.steps),
             "plans": self.plans,
+            "explain": self.explain,
             "baselines": self.baselines,
             "allocator": self.allocator,
         }
@@ -68,6 +70,7 @@ def resolve(
     requests: Iterable[int] | None = None,
     steps: Iterable[int] | None = None,
     plans: bool = False,
+    explain: bool = False,
     baselines: bool = False,
     kv_dtype: str | None = None,
     allocator: str = "head",
@@ -94,6 +97,7 @@ def resolve(
         kv_dtype=dtype,
         allocator=allocator,
         plans=plans,
+        explain=explain,
         baselines=baselines,
     )
 

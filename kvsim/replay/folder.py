@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,12 +52,13 @@ class Draft:
             shutil.rmtree(self.path)
         self._lock.close()
 
-    def finish(self, tasks: list[Task], ids: list[str]) -> None:
-        """The parts become OUT, at once and whole."""
+    def finish(self, tasks: list[Task], ids: list[str], also: Callable[[Path], None]) -> None:
+        """The parts become OUT, at once and whole; `also` may add to it before it has its name."""
         whole = self.path / "run"
         shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()
         merge(self.parts, whole, tasks, ids)
+        also(whole)
         write_json(whole / "run.json", self.about)
         _sync(whole)
         whole.rename(self.out)
@@ -102,7 +104,7 @@ def _identity(about: dict[str, Any]) -> dict[str, Any]:
         names["kvsim"]: about.get("kvsim"),
         names["policies"]: policies,
         names["kv_dtype"]: about.get("kv_dtype"),
-    } | {f"--{name}": options.get(name) for name in ("requests", "layers", "steps", "plans", "allocator")}
+    } | {f"--{name}": options.get(name) for name in ("requests", "layers", "steps", "plans", "explain", "allocator")}
 
 
 def _locked(handle: int) -> bool:

@@ -53,7 +53,7 @@ class Rows:
         wrong = ~np.broadcast_to(holds, (len(self),))
         if wrong.any():
             i = int(wrong.argmax())
-            at = " ".join(f"{k}={int(self[k][i])}" for k in KEYS if k in self.columns)
+            at = " ".join(f"{k}={int(self[k][i])}" for k in KEYS if isinstance(self.columns.get(k), np.ndarray))
             raise BrokenLaw(f"{self.table} of {self.policy}, row {at}: broken law: {law}")
 
     def where(self, mask: Mask) -> Rows:

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.policies.language import load_file
-from kvsim.replay.asked import Task
+from kvsim.replay.asked import Task, modules_of
 from kvsim.replay.work import Work
 
 DIED = "a worker process died, perhaps for want of memory: ask for fewer --workers or set --memory"
@@ -34,7 +34,7 @@ def do_all(work: Work, tasks: Sequence[Task], workers: int, tick: Callable[[], N
         return [(task, e) for task in tasks if (e := _alone(work, task, tick))]
     context = get_context("spawn")
     ends, keeps = context.Pipe(duplex=False)
-    with _no_main(), ProcessPoolExecutor(workers, context, _begin, (ends, _packed(work), _policy_files())) as pool:
+    with _no_main(), ProcessPoolExecutor(workers, context, _begin, (ends, _packed(work), _policy_files(work))) as pool:
         try:
             with _no_interrupt():
                 futures = {pool.submit(_one, task): task for task in tasks}
@@ -101,10 +101,10 @@ def _one(task: Task) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ in the parent
-def _policy_files() -> list[str]:
-    """The policy files loaded so far: a worker must know their classes before it is sent one."""
-    modules = [m for name, m in sys.modules.items() if name.startswith("kvsim_policy_file_")]
-    return [m.__file__ for m in modules if m.__file__]
+def _policy_files(work: Work) -> list[str]:
+    """The policy files of a run: a worker must know their classes before it is sent one."""
+    modules = {m for e in work.asked.entries for m in modules_of(e.policy) if m.startswith("kvsim_policy_file_")}
+    return sorted(str(sys.modules[m].__file__) for m in modules)
 
 
 @contextmanager

@@ -74,6 +74,10 @@ class Run:
     def events(self) -> pl.DataFrame:
         return self.scan("events").collect()
 
+    @property
+    def explain(self) -> pl.DataFrame:
+        return self.scan("explain").collect()
+
     def __repr__(self) -> str:
         n, trace = len(self.info["policies"]), self.info["trace"]["id"]
         return f"Run({str(self.path)!r}: {n} {'policy' if n == 1 else 'policies'} on trace {trace})"

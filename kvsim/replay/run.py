@@ -32,13 +32,17 @@ def replay(
     workers: int | None = None,
     memory: int | str | None = None,
     plans: bool = False,
+    explain: bool = False,
     baselines: bool = False,
     kv_dtype: str | None = None,
     allocator: str = "head",
     strict: bool = False,
     progress: Callable[[int, int], None] = lambda done, tasks: None,
+    also: Callable[[Path], None] = lambda folder: None,
 ) -> Run:
     """Replays policies on a trace into the new directory `out` (None: a temporary one that the Run owns).
+
+    plans: the pages read, too; explain: counterfactuals beside every step, too; also: called with the folder before it gets its name.
 
     The tables do not depend on workers, memory or strict. A replay that was interrupted goes on where it stopped when it is
     repeated. A policy given twice is replayed once. Raises WrongUse for what cannot be carried out as asked, BadTrace for a
@@ -55,6 +59,7 @@ def replay(
         requests=requests,
         steps=steps,
         plans=plans,
+        explain=explain,
         baselines=baselines,
         kv_dtype=kv_dtype,
         allocator=allocator,
@@ -74,7 +79,7 @@ def replay(
         failures = do_all(work, left, many, lambda: progress(next(count), len(tasks)))
         if failures:
             raise _told(failures, len(tasks), target)
-        draft.finish(tasks, asked.ids)
+        draft.finish(tasks, asked.ids, also)
     return Run(target, owned)
 
 

@@ -68,6 +68,7 @@ class Work:
                 [j for mine in jobs for j in mine],
                 steps=self.asked.steps,
                 plans=self.asked.plans,
+                explain=self.asked.explain,
                 allocator=self.asked.allocator,
             )
         )

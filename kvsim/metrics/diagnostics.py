@@ -1,0 +1,59 @@
+"""diagnostics.parquet: what became of attention mass, and why, per policy, request and layer; one number a row.
+
+Names are those of docs/definitions.md. Means are over the steps written and the query heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+UNIT = ("policy", "request", "layer")
+CERTIFICATES = (
+    *("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"),
+    *("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"),
+)
+
+
+def diagnostics(heads: pl.LazyFrame, explain: pl.LazyFrame | None = None) -> pl.DataFrame:
+    """heads of a run, and explain where `--explain` wrote it -> policy, request, layer, metric, value, sorted.
+
+    fmm_prefill, fmm_running: mass missed on tokens evicted at the cut after prefill, and on all evicted so far (card D7).
+    churn_read: consecutive steps' reads in tokens (D9). loss_budget, loss_evict, loss_index: 1 - L1, L1 - L2, L2 - L3, where L1 is the
+    oracle's recall with as many pages of all tokens, L2 of held ones, L3 the policy's own (D11). From explain: the score's gap at the
+    budget (mean), k_needed and the depths of certificates in pages (mean, p95, max)."""
+    means = {
+        "fmm_prefill": pl.col("mass_evicted_prefill"),
+        "fmm_running": pl.col("mass_evicted"),
+        "churn_read": pl.col("read_churn"),
+        "loss_budget": 1 - pl.col("oracle_recall"),  # what learned sinks take is in it
+        "loss_evict": pl.col("oracle_recall") - pl.col("oracle_held_recall"),
+        "loss_index": pl.col("oracle_held_recall") - pl.col("mass_recall"),
+    }
+    found = [_tall(heads, [x.cast(pl.Float64).mean().alias(name) for name, x in means.items()])]
+    if explain is not None:
+        wanted = [pl.col("score_gap").cast(pl.Float64).mean()]
+        for name in ("k_needed", *CERTIFICATES):
+            pages = pl.col(name).cast(pl.Float64)
+            wanted += [
+                pages.mean().alias(f"{name}_mean"),
+                pages.quantile(0.95).alias(f"{name}_p95"),
+                pages.max().alias(f"{name}_max"),
+            ]
+        found.append(_tall(explain, wanted))
+    return pl.concat(found).sort(*UNIT, "metric").collect()
+
+
+def write(run: Path) -> None:
+    """Adds diagnostics.parquet to the folder of a run whose tables are written."""
+    frames = [_frame(run / f"{name}.parquet") for name in ("heads", "explain") if (run / f"{name}.parquet").is_file()]
+    diagnostics(*frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
+
+
+def _tall(frame: pl.LazyFrame, wanted: list[pl.Expr]) -> pl.LazyFrame:
+    wide = frame.group_by(UNIT).agg(wanted)
+    return wide.unpivot(index=UNIT, variable_name="metric", value_name="value").drop_nulls("value")
+
+
+def _frame(file: Path) -> pl.LazyFrame:
+    return pl.scan_parquet(file).with_columns(pl.col("policy").cast(pl.String))
