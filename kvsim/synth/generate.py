@@ -86,7 +86,9 @@ def synthesize(
     capture = {"tool": "kvsim.synth", "versions": {"numpy": np.__version__}, "device": "none", "gpu_name": None, "seed": seed}
     sampled = {"attention_backend": "none", "options": {"needles": needles, "window_rows": window_rows}, "heads": "all"}
     sampled |= {"layers": [r["layer"] for r in rows if r["captured"]], "steps": "all" if stride == 1 else f"every {stride}"}
-    with TraceWriter(path, dtype, source, capture | sampled, texts, rows, compression, created="1970-01-01T00:00:00Z") as writer:
+    with TraceWriter(
+        path, dtype, source, capture | sampled, texts, rows, compression, "1970-01-01T00:00:00Z", durable=False
+    ) as writer:
         for r in writer.requests:
             for spec in writer.layers:
                 if spec.captured:

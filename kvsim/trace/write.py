@@ -39,7 +39,7 @@ class TraceWriter:
     """A context manager that writes `path`, a new or empty folder. `requests` and `layers` are rows of the tables of these names.
 
     Left without an error, it checks that every captured (request, layer) is whole and writes the manifest. After an error or a
-    kill the segments closed so far stay readable as a partial trace. Raises WrongUse."""
+    kill the segments closed so far stay readable as a partial trace; if `durable`, after a power cut too. Raises WrongUse."""
 
     def __init__(
         self,
@@ -51,8 +51,9 @@ class TraceWriter:
         layers: Sequence[Row],
         compression: str = "none",
         created: str | None = None,
+        durable: bool = True,
     ) -> None:
-        self.path, self.dtype, self.compression = Path(path), dtype, compression
+        self.path, self.dtype, self.compression, self.durable = Path(path), dtype, compression, durable
         if dtype not in RAW:
             raise WrongUse(f"dtype {dtype!r}: expected {', '.join(RAW)}")
         if compression not in ("none", "zstd"):
@@ -193,7 +194,7 @@ class TraceWriter:
     ) -> None:
         """One Parquet file under its name, whole or not at all, then its line in the journal."""
         small = [f.name for f in rows.schema if not pa.types.is_fixed_size_binary(f.type)]
-        with _replacing(self.path / name) as f:
+        with _replacing(self.path / name, self.durable) as f:
             pq.write_table(rows, f, row_group_size=group, compression=self.compression, write_statistics=small, **_PARQUET)
         with (self.path / name).open("rb") as f:
             entry = {
@@ -205,7 +206,8 @@ class TraceWriter:
         line = {"path": name, **entry, "first": span[0], "last": span[1]}
         self._journal.write(json.dumps(line).encode() + b"\n")
         self._journal.flush()
-        os.fsync(self._journal.fileno())
+        if self.durable:
+            os.fsync(self._journal.fileno())
 
     def _finish(self) -> None:
         for r in self.requests:
@@ -217,7 +219,7 @@ class TraceWriter:
                     )
         *old, _ = [name for name in self._files if name.startswith("requests/")]
         files = {name: entry for name, entry in sorted(self._files.items()) if name not in old}
-        with _replacing(self.path / "manifest.json") as f:
+        with _replacing(self.path / "manifest.json", self.durable) as f:
             f.write(json.dumps(self._draft | {"status": "complete", "files": files}, indent=1).encode())
         for name in old:
             (self.path / name).unlink()
@@ -237,15 +239,17 @@ def _array(x: Raw, kind: pa.DataType) -> pa.Array:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is whole and on disk."""
+def _replacing(path: Path, durable: bool) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is whole, and if durable on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as f:
         yield f
         f.flush()
-        os.fsync(f.fileno())
+        if durable:
+            os.fsync(f.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)

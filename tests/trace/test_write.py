@@ -192,6 +192,22 @@ def test_requests_can_be_described_anew_as_a_capture_ends(tmp_path):
     assert [p.name for p in (tmp_path / "t" / "requests").iterdir()] == ["part-1.parquet"]
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_trace_is_on_disk_before_its_journal_says_so(tmp_path, monkeypatch, durable):
+    seen: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: seen.append(os.fstat(fd).st_ino))
+    with writer(tmp_path / "t", durable=durable) as w:
+        fill(w)
+    root = tmp_path / "t"
+    segment = [p.stat().st_ino for p in (root / KV, (root / KV).parent, root / "journal.jsonl")]
+    if durable:
+        at = seen.index(segment[0])
+        assert seen[at : at + 3] == segment
+        assert seen[-2:] == [(root / "manifest.json").stat().st_ino, root.stat().st_ino]
+    else:
+        assert seen == []
+
+
 # ------------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize("there", ["file", "folder"])
 def test_something_there_already_is_refused_and_left_alone(tmp_path, there):
