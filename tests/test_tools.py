@@ -23,7 +23,7 @@ def test_policies_are_those_of_cases_that_expect_tables():
 @pytest.mark.parametrize(
     ("expect", "code", "line", "is_unbuilt"),
     [
-        ("tables", 2, "unknown rule 'exact'", True),
+        ("tables", 2, "kvsim: unknown unit, rule or index 'shards', did you mean 'share'?", True),
         ("tables", 2, "quest: unknown parameter 'private' of quest", True),
         ("tables", 1, "unknown rule 'exact'", False),
         ("tables", 2, "h2o needs prefill_mass", False),

@@ -23,7 +23,7 @@ from typing import Any
 
 Case = dict[str, Any]
 PASSED, UNBUILT, FAILED = "passed", "not yet built", "failed"
-UNKNOWN = re.compile(r"\bunknown (?P<what>[a-z ]+?)[: ]+'?(?P<name>[\w.]+)")
+UNKNOWN = re.compile(r"\bunknown (?P<what>[^']+) '(?P<name>[^']+)'")  # as kvsim.policies.parameters.unknown says it
 
 
 def unbuilt(case: Case, exit_code: int, line: str, policies: set[str]) -> bool:
