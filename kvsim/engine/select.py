@@ -12,7 +12,7 @@ from kvsim.kernels.evict import survivors
 from kvsim.kernels.order import ABSENT, FORCED, RANKED, ranked
 from kvsim.policies.allocate import largest_remainder
 from kvsim.policies.protocol import FULL, GONE, Forced, Ranking, Stage
-from kvsim.units import whole
+from kvsim.units import shards, whole
 
 Mask = NDArray[np.bool_]
 
@@ -23,15 +23,13 @@ def cut(
 ) -> NDArray[np.uint8]:
     """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head.
 
-    Raises WrongUse when one decision for the layer meets kv heads that hold different tokens."""
-    heads = len(valid)
-    one = len(ranking.score) == 1
+    Raises WrongUse for a ranking that is none, and when one decision for the layer meets kv heads that hold different tokens."""
+    _check(ranking, valid, cost)
+    heads, one = len(valid), len(ranking.score) == 1
     if one and heads > 1 and not (pos == pos[:1]).all():
         raise WrongUse("a ranking for the whole layer needs kv heads that hold the same tokens; give one ranking per kv head")
     score = np.ascontiguousarray(ranking.score, np.float64)
     protect = np.zeros(score.shape, bool) if ranking.protect is None else ranking.protect & valid[: len(score)]
-    if np.isnan(score[valid[: len(score)]]).any():
-        raise WrongUse("a ranking holds NaN: every live slot needs a score")
     if ranking.own < 1:
         limit = _shared(score, protect, valid, limit, ranking.own)
     if ranking.unit is None and ranking.stages == (Stage(),):
@@ -41,6 +39,19 @@ def cut(
     else:
         out = np.stack([_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost) for h in range(len(score))])
     return np.repeat(out, heads, 0) if one else out
+
+
+def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
+    (heads, n), shape = valid.shape, np.shape(ranking.score)
+    if shape not in ((heads, n), (1, n)):
+        raise WrongUse(f"a ranking's score has shape {shape}, expected [Hkv, n] = {(heads, n)}, or [1, n] for the whole layer")
+    for x in (ranking.protect, ranking.unit, *(stage.score for stage in ranking.stages)):
+        if x is not None and np.shape(x) != shape:
+            raise WrongUse(f"the arrays of a ranking differ in shape: {np.shape(x)} beside a score of {shape}")
+    if np.isnan(np.asarray(ranking.score)[valid[: shape[0]]]).any():
+        raise WrongUse("a ranking holds NaN: every live slot needs a score")
+    if any(stage.tier not in cost for stage in ranking.stages):
+        raise WrongUse("a stage of a ranking codes rows, but the policy declares no codecs")
 
 
 def _staged(
@@ -93,7 +104,7 @@ def joint(heads: str, score: NDArray[np.float64], exists: Mask, unit: float) -> 
     if heads == "mean":
         return score.mean(1, keepdims=True)
     if heads == "softmax_mean":
-        x = np.where(exists[:, None], score * unit, -np.inf)
+        x = np.where(exists[:, None], np.minimum(score * unit, 1e300), -np.inf)  # unbounded scores share the first place
         e = np.exp2(x - x.max(-1, keepdims=True))
         return (e / e.sum(-1, keepdims=True)).mean(1, keepdims=True)
     return score
@@ -106,16 +117,38 @@ def page_order(score: NDArray[np.float64], exists: Mask, forced: Mask) -> NDArra
     return ranked(score.reshape(n * h, p), np.repeat(kind, h, 0)).reshape(n, h, p)
 
 
-def pick(order: NDArray[np.int32], exists: Mask, forced: Mask, k: NDArray[np.int64], heads: str, group: int) -> Mask:
-    """chosen bool[N, G, P]: the first k[n] pages of each order, never fewer than the forced ones; all pages where k reaches them."""
-    many = np.maximum(k, (forced & exists).sum(1))
-    many = np.where(k >= exists.sum(1), exists.sum(1), many)
-    place = np.arange(order.shape[-1]) < many[:, None, None]
+def pick(
+    order: NDArray[np.int32], exists: Mask, forced: Mask, k: NDArray[np.int64], heads: str, group: int, over: shards | None = None
+) -> Mask:
+    """chosen bool[N, G, P]: the first k[n] pages of each order, never fewer than the forced ones; all pages where k reaches them.
+
+    With shards that do not rank together, the first of every shard: its part of k, or all of it."""
+    at = order.astype(np.int64)
+    place = np.zeros(order.shape, bool)
+    if over is None or over.budget == "global":
+        place |= np.arange(order.shape[-1]) < np.maximum(k, (forced & exists).sum(1))[:, None, None]
+    else:
+        shard = dealt(exists, over.n)
+        for s in range(over.n):
+            many = np.maximum(k if over.budget == "each" else k // over.n + (s < k % over.n), (forced & (shard == s)).sum(1))
+            mine = np.take_along_axis(np.broadcast_to((shard == s)[:, None], order.shape), at, -1)
+            place |= mine & (mine.cumsum(-1) <= many[:, None, None])
     chosen: Mask = np.zeros(order.shape, bool)
-    np.put_along_axis(chosen, order.astype(np.int64), np.broadcast_to(place, order.shape), -1)
+    np.put_along_axis(chosen, at, place, -1)
+    chosen = np.where((k >= exists.sum(1))[:, None, None], exists[:, None], chosen)
     if heads == "share":
         chosen = np.asarray(chosen.any(1, keepdims=True))
     return np.repeat(chosen, group, 1) if chosen.shape[1] == 1 and group > 1 else chosen
+
+
+def dealt(exists: Mask, n: int) -> NDArray[np.int64]:
+    """i64[N, P]: the shard of every page that exists (-1: none), contiguous runs of sizes that differ by at most one, larger first."""
+    many = exists.sum(1, keepdims=True)
+    small, larger = many // n, many % n
+    nth = exists.cumsum(1) - 1
+    late = nth - larger * (small + 1)
+    shard = np.where(late < 0, nth // (small + 1), larger + late // np.maximum(small, 1))
+    return np.where(exists, shard, -1)
 
 
 def split(score: NDArray[np.float64], exists: Mask, forced: Mask, k: int, private: int) -> Mask:
