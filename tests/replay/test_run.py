@@ -49,7 +49,7 @@ def test_two_workers_write_the_same_bytes_also_with_a_policy_file(trace, tmp_pat
     assert one.ledger.height == 7 * 2 * 2 * 2 * 10  # policies, requests, layers, kv heads, steps
 
 
-@pytest.mark.parametrize("steps", [[4], [0, 3, 9], range(2, 6)])
+@pytest.mark.parametrize("steps", [[4], [0, 3, 9]])
 def test_chosen_steps_are_the_rows_of_the_full_run(trace, run, steps):
     some = replay(trace, POLICIES, steps=steps, plans=True, workers=1)
     for table in ROWS:
@@ -57,7 +57,7 @@ def test_chosen_steps_are_the_rows_of_the_full_run(trace, run, steps):
         assert_frame_equal(getattr(some, table), full, check_exact=True)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [QUEST, H2O, POLICIES[5]])
 def test_a_policy_alone_has_the_rows_it_has_in_company(trace, run, policy):
     alone = replay(trace, policy, plans=True, workers=1)
     for table in RUN_TABLES:
@@ -77,8 +77,10 @@ def test_rows_stand_by_policy_as_asked_then_request_then_layer(run):
 
 
 def test_tables_have_the_columns_of_their_schemas(run):
-    for name, schema in RUN_TABLES.items():
-        assert pq.read_schema(run.path / f"{name}.parquet").equals(schema), name
+    written = {file.stem for file in run.path.glob("*.parquet")}
+    assert written == {"ledger", "heads", "curves", "plans", "tiers", "events"}
+    for name in written:
+        assert pq.read_schema(run.path / f"{name}.parquet").equals(RUN_TABLES[name]), name
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
@@ -107,7 +109,9 @@ def test_the_billing_dtype_changes_bytes_alone(trace, run):
 
 
 def test_a_policy_file_gives_layers_and_heads_their_own(trace, run, tmp_path):
-    (tmp_path / "mix.toml").write_text(f'default = "{QUEST}"\n[layers]\n"1" = "{POLICIES[4]}"\n[heads.0]\n"1" = "{POLICIES[4]}"\n')
+    (tmp_path / "mix.toml").write_text(
+        f'default = "{QUEST}"\n[layers]\n"1" = "{POLICIES[4]}"\n[heads.0]\n"1" = "{POLICIES[4]}"\n'
+    )
     mix = replay(trace, f"@{tmp_path / 'mix.toml'}", workers=1)
     assert mix.info["policies"][0]["name"] == "mix"
     read, stream = (rows(run, "ledger", p) for p in (QUEST, POLICIES[4]))
@@ -163,7 +167,6 @@ def test_progress_counts_the_tasks(trace):
         ({"steps": [3, 10, 11]}, "steps 10-11 captured the steps 0-9"),
         ({"layers": []}, "no layers 0-1"),
         ({"kv_dtype": "int4"}, "int4 bfloat16"),
-        ({"kv_dtype": "fp8"}, "fp8 boxes"),
         ({"allocator": "page"}, "allocator 'page' 'head' 'layer'"),
         ({"workers": 0}, "workers 0 1 or more"),
         ({"memory": "lots"}, "memory 'lots' 8GiB"),
@@ -199,7 +202,9 @@ def test_a_bad_trace_leaves_nothing(tmp_path):
 # ------------------------------------------------------------------------------------------------ failures
 def test_a_policy_that_fails_is_named_with_its_line(trace, tmp_path):
     load_file(LAST_FEW)
-    with pytest.raises(KvsimError, match=r"request 0, layer 0: last_few \(last_few.py, line 26\): ValueError: no more \(and 3 more"):
+    with pytest.raises(
+        KvsimError, match=r"request 0, layer 0: last_few \(last_few.py, line 26\): ValueError: no more \(and 3 more"
+    ):
         replay(trace, 'last_few(hold=tokens(9), trouble="error")', tmp_path / "run", workers=1)
     assert not list(tmp_path.iterdir())
 
@@ -207,7 +212,9 @@ def test_a_policy_that_fails_is_named_with_its_line(trace, tmp_path):
 def test_a_failed_task_leaves_the_others(trace, tmp_path):
     load_file(LAST_FEW)
     policy = kvsim.per_layer({1: 'last_few(hold=tokens(9), trouble="error")'}, default="full()")
-    with pytest.raises(KvsimError, match=r"request 0, layer 1: .*\(and 1 more of 4 tasks failed\); the 2 finished tasks are kept"):
+    with pytest.raises(
+        KvsimError, match=r"request 0, layer 1: .*\(and 1 more of 4 tasks failed\); the 2 finished tasks are kept"
+    ):
         replay(trace, policy, tmp_path / "run", workers=1)
     assert [p.name for p in tmp_path.iterdir()] == ["run.partial"]
     assert sorted(p.name for p in (tmp_path / "run.partial" / "parts").iterdir()) == ["request=0,layer=0", "request=1,layer=0"]

@@ -1,0 +1,79 @@
+"""Parts become tables: by policy, then by task, whatever is empty, however many rows make a row group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kvsim import tables
+from kvsim.replay import parts as module
+from kvsim.replay.parts import finished, merge, read_part, write_part
+
+TASKS = [(0, 1), (0, 2), (5, 1)]
+IDS = ["one", "two", "three"]
+
+
+def events(task, place, rows):
+    """A table whose `promoted` tells where a row comes from."""
+    columns = {"policy": IDS[place], "request": task[0], "layer": task[1], "kv_head": 0, "step": np.arange(rows)}
+    counts = dict.fromkeys(("demoted", "evicted", "aged_in", "requantised"), 0)
+    return tables.table("events", columns | {"promoted": np.full(rows, 100 * place + TASKS.index(task))} | counts)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for task in reversed(TASKS):  # the order in which tasks are finished does not matter
+        write_part(folder, task, [{"events": events(task, i, n)} if (n := 3 * i) else {} for i in range(3)])
+    return folder
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7, 1000])
+def test_rows_stand_by_policy_then_by_task(parts, tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(module, "ROWS", rows)
+    merge(parts, tmp_path, TASKS, IDS)
+    found = pq.read_table(tmp_path / "events.parquet")
+    assert found["promoted"].to_pylist() == [100 + i for i in range(3) for _ in range(3)] + [
+        200 + i for i in range(3) for _ in range(6)
+    ]
+    assert found["policy"].to_pylist() == ["two"] * 9 + ["three"] * 18
+    assert found.schema.equals(tables.EVENTS)
+    groups = pq.ParquetFile(tmp_path / "events.parquet").num_row_groups
+    assert groups == {1: 6, 4: 2 + 3, 7: 1 + 2, 1000: 2}[rows]
+
+
+def test_all_row_groups_share_one_dictionary_of_policies(parts, tmp_path):
+    merge(parts, tmp_path, TASKS, IDS)
+    chunks = pq.read_table(tmp_path / "events.parquet")["policy"].chunks
+    assert {tuple(c.dictionary.to_pylist()) for c in chunks} == {tuple(IDS)}
+
+
+def test_only_ledger_and_heads_are_written_without_rows(parts, tmp_path):
+    merge(parts, tmp_path, TASKS, IDS)
+    assert sorted(p.name for p in tmp_path.glob("*.parquet")) == ["events.parquet", "heads.parquet", "ledger.parquet"]
+    assert pq.read_metadata(tmp_path / "ledger.parquet").num_rows == 0
+
+
+def test_a_part_gives_back_what_was_written(parts):
+    assert read_part(parts, TASKS[1], 0) == {}
+    assert read_part(parts, TASKS[1], 2)["events"].equals(events(TASKS[1], 2, 6).drop_columns(["policy"]))
+
+
+def test_a_part_is_there_whole_or_not_at_all(parts):
+    class Broken(dict):
+        def __getitem__(self, name):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_part(parts, (9, 9), [Broken(events=None)])
+    assert finished(parts, [*TASKS, (9, 9)]) == TASKS
+    assert not list(parts.glob(".*"))
+
+
+def test_a_part_that_two_processes_finish_is_kept_once(parts):
+    before = read_part(parts, TASKS[0], 1)["events"]
+    write_part(parts, TASKS[0], [{}, {"events": events(TASKS[0], 1, 1)}, {}])
+    assert read_part(parts, TASKS[0], 1)["events"].equals(before)
+    assert not list(parts.glob(".*"))
