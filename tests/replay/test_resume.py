@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,21 +48,55 @@ def stopped(trace, out, policies=POLICIES, tasks=2, **options):
     assert not out.exists()
 
 
-def test_a_run_killed_with_9_goes_on_to_the_same_bytes(trace, run, tmp_path):
+SCRIPT = """
+import multiprocessing, os, kvsim
+print("begun", flush=True)
+
+def stop(done, tasks):
+    if done == 2:
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        os.kill(os.getpid(), 9)
+
+kvsim.replay({trace!r}, {policies!r}, {out!r}, plans=True, workers=2, progress=stop)
+"""
+
+
+def test_a_run_killed_with_9_ends_its_workers_and_goes_on_to_the_same_bytes(trace, run, tmp_path):
+    """By a script without a main guard, whose top level a worker must not run again."""
     out = tmp_path / "run"
-    code = (
-        f"import os, kvsim\n"
-        f"stop = lambda done, tasks: done == 2 and os.kill(os.getpid(), {signal.SIGKILL.value})\n"
-        f"kvsim.replay({str(trace.path)!r}, {POLICIES!r}, {str(out)!r}, plans=True, workers=1, progress=stop)"
+    (tmp_path / "script.py").write_text(SCRIPT.format(trace=str(trace.path), policies=POLICIES, out=str(out)))
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": "."},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": "."}, check=False)
     assert done.returncode == -signal.SIGKILL
+    begun, *lines = done.stdout.splitlines()
+    workers = [int(pid) for pid in lines[0].split()]
+    assert (begun, len(lines), len(workers)) == ("begun", 1, 2)
+    for _ in range(500):
+        if not any(map(alive, workers)):
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the workers outlive the process that started them")
     assert not out.exists()
-    begun = (tmp_path / "run.partial" / "begun.json").read_text()
+    created = json.loads((tmp_path / "run.partial" / "begun.json").read_text())["created"]
     again = replay(trace, POLICIES, out, plans=True, workers=1)
     assert same_files(again.path, run.path)
-    assert again.info == json.loads(begun)
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert again.info["created"] == created
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "script.py"]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] if Path("/proc/self/stat").exists() else True
 
 
 def test_what_is_finished_is_not_done_again(trace, tmp_path, monkeypatch):

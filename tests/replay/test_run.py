@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import polars as pl
@@ -203,15 +205,15 @@ def test_a_bad_trace_leaves_nothing(tmp_path):
 def test_a_policy_that_fails_is_named_with_its_line(trace, tmp_path):
     load_file(LAST_FEW)
     with pytest.raises(
-        KvsimError, match=r"request 0, layer 0: last_few \(last_few.py, line 26\): ValueError: no more \(and 3 more"
+        KvsimError, match=r"request 0, layer 0: last_few \(last_few.py, line 22\): ValueError: no more \(and 3 more"
     ):
-        replay(trace, 'last_few(hold=tokens(9), trouble="error")', tmp_path / "run", workers=1)
+        replay(trace, "last_few(hold=tokens(9), fails=True)", tmp_path / "run", workers=1)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_task_leaves_the_others(trace, tmp_path):
     load_file(LAST_FEW)
-    policy = kvsim.per_layer({1: 'last_few(hold=tokens(9), trouble="error")'}, default="full()")
+    policy = kvsim.per_layer({1: "last_few(hold=tokens(9), fails=True)"}, default="full()")
     with pytest.raises(
         KvsimError, match=r"request 0, layer 1: .*\(and 1 more of 4 tasks failed\); the 2 finished tasks are kept"
     ):
@@ -220,9 +222,27 @@ def test_a_failed_task_leaves_the_others(trace, tmp_path):
     assert sorted(p.name for p in (tmp_path / "run.partial" / "parts").iterdir()) == ["request=0,layer=0", "request=1,layer=0"]
 
 
-def test_a_worker_that_dies_is_told_and_leaves_what_was_finished(trace, tmp_path):
-    load_file(LAST_FEW)
-    policy = kvsim.per_layer({1: 'last_few(hold=tokens(9), trouble="death")'}, default="full()")
-    with pytest.raises(KvsimError, match=r"a worker process died"):
-        replay(trace, policy, tmp_path / "run", workers=2)
-    assert not (tmp_path / "run").exists()
+class Dying(ThreadPoolExecutor):
+    """A pool whose workers die of layer 1."""
+
+    def __init__(self, *args):
+        super().__init__(1)
+
+    def submit(self, call, task):
+        future = Future()
+        if task[1] == 1:
+            future.set_exception(BrokenProcessPool("a child process terminated abruptly"))
+        else:
+            future.set_result(self.work.do(task))
+        return future
+
+
+def test_a_worker_that_dies_leaves_what_was_finished(trace, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsim.replay.pool.ProcessPoolExecutor", Dying)
+    monkeypatch.setattr("kvsim.replay.pool._packed", lambda work: setattr(Dying, "work", work))
+    with pytest.raises(
+        KvsimError, match=r"a worker process died.*\(and 1 more of 4 tasks failed\); the 2 finished tasks are kept"
+    ):
+        replay(trace, QUEST, tmp_path / "run", workers=2)
+    monkeypatch.undo()
+    assert replay(trace, QUEST, tmp_path / "run", workers=1).ledger.height == 2 * 2 * 2 * 10
