@@ -11,35 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.run import Job, run_layer
+from kvsim.engine.run import Columns, Job, run_layer
 from kvsim.engine.source import Source
-from kvsim.errors import KvsimError
+from kvsim.errors import KvsimError, WrongUse
 from kvsim.geometry import FUTURE, Layer, Request
+from kvsim.policies import allocate
 from kvsim.policies.language import complete, parse
-from kvsim.policies.protocol import Chain, Keep, Part
+from kvsim.policies.protocol import Chain, Part
 
 Rows = dict[str, np.ndarray]
 COUNTED = ("held_tokens", "quant_tokens", "evicted_tokens", "read_tokens", "resident_bytes", "read_bytes", "meta_resident_bytes")
 WEIGHED = ("mass_recall", "mass_evicted", "rel_l2", "read_tokens")
+STEPS, SEEDS = 20, 3
+METHODS = ("start", "step", "place", "score")  # what the engine calls of a policy
 
 
 def check_policy(policy: str | Part | Chain) -> list[str]:
     """What is wrong with a policy, one line each; nothing when it keeps the laws.
 
-    Tried: it runs on prompts of 1 and of many tokens and on ties; permuted heads permute the result (unless it draws by a `seed`);
-    a shorter trace gives the beginning of the result; a request leaves nothing behind for the next; its state can be copied;
-    it is frozen, writes into nothing that it is shown, and returns rankings only."""
+    Tried: it is frozen; it runs on prompts of 1 and of many tokens and on ties, twice alike; it writes into nothing that it is shown;
+    another request beside it changes nothing, and its state goes on from a copy; a shorter trace, or another future, gives the same
+    beginning; permuted heads permute the result (unless it draws by a `seed`)."""
     chain = complete(parse(policy) if isinstance(policy, str) else policy)
     found: list[str] = []
-    for name, law in (
-        ("frozen", _frozen),
-        ("small", _small),
-        ("ties", _ties),
-        ("state", _state),
-        ("copies", _copies),
-        ("prefix", _prefix),
-        ("heads", _heads),
-    ):
+    for name, law in LAWS.items():
         try:
             said = law(chain)
         except KvsimError as e:
@@ -53,7 +48,7 @@ def check_policy(policy: str | Part | Chain) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ lanes
 def lane(
-    prompt: int = 37, steps: int = 20, kv_heads: int = 3, group: int = 2, dim: int = 8, seed: int = 0, whole: bool = False
+    prompt: int = 37, steps: int = STEPS, kv_heads: int = 3, group: int = 2, dim: int = 8, seed: int = 0, whole: bool = False
 ) -> Source:
     """A made-up (request, layer) that can supply every need; whole=True: small integers, so that scores tie."""
     rng, total = np.random.default_rng(seed), prompt + steps
@@ -71,25 +66,124 @@ def lane(
 
 
 def _rows(chain: Chain, source: Source) -> tuple[Rows, Rows]:
-    """ledger [Hkv, N] and heads [Hq, N] of a run."""
-    tables = run_layer(source, [Job(chain)])[0]
-    steps = len(source.steps)
+    """What a run says of every kv head, [Hkv, N, ...], and of every query head, [Hq, N, ...]: counts, masses and sets."""
+    tables = run_layer(source, [Job(chain)], plans=True)[0]
+    steps, group = len(source.steps), source.layer.group
     ledger = {c: np.stack([np.broadcast_to(p.get(c, 0), steps) for p in tables["ledger"]]) for c in COUNTED}
-    group = source.layer.group
     heads = {
         c: np.concatenate([np.broadcast_to(p[c], steps * group).reshape(steps, group).T for p in tables["heads"]])
         for c in WEIGHED
     }
+    if tables["tiers"]:
+        ledger["tiers"] = np.stack([_placement(part, source) for part in tables["tiers"]])
+    if tables["plans"]:
+        heads["pages"] = np.concatenate([_plan(part, source) for part in tables["plans"]])
     return ledger, heads
 
 
-def _differs(a: tuple[Rows, Rows], b: tuple[Rows, Rows], exactly: bool = True) -> str:
+def _placement(part: Columns, source: Source) -> np.ndarray:
+    """i8[N, T]: the tier of every position of a kv head after each step."""
+    changes = dict(zip(part["step"], part["runs"], strict=True))
+    out = np.zeros((len(source.steps), source.request.total), np.int8)
+    now, born = np.zeros(source.request.total, np.int8), 0
+    for at, (step, t) in enumerate(
+        [(-1, source.request.prompt - 1), *zip(source.steps.tolist(), source.t.tolist(), strict=True)], -1
+    ):
+        now[born : t + 1], born = 2, t + 1
+        for run in changes.get(step, []):
+            now[run["start"] : run["stop"]] = run["tier"]
+        if at >= 0:
+            out[at] = now
+    return out
+
+
+def _plan(part: Columns, source: Source) -> np.ndarray:
+    """bool[G, N, T]: the pages that the query heads of a kv head read; a set for the whole group has q_head -1."""
+    out = np.zeros((source.layer.group, len(source.steps), source.request.total), bool)
+    for head, step, pages in zip(part["q_head"], part["step"], part["pages"], strict=True):
+        out[slice(None) if head < 0 else head % source.layer.group, step, pages] = True
+    return out
+
+
+def _differs(a: tuple[Rows, Rows], b: tuple[Rows, Rows], steps: int = STEPS, exactly: bool = True) -> str:
+    """The first column that differs within the first steps; tokens that only one of the two has are left out."""
     for x, y in zip(a, b, strict=True):
         for name in x:
-            close = np.array_equal(x[name], y[name]) if exactly or name in COUNTED else np.allclose(x[name], y[name], atol=1e-6)
-            if not close:
+            p, q = x[name][:, :steps], y[name][:, :steps]
+            if p.ndim == 3:
+                p, q = (z[..., : min(p.shape[2], q.shape[2])] for z in (p, q))
+            if not (np.allclose(p, q, atol=1e-6) if name in WEIGHED and not exactly else np.array_equal(p, q)):
                 return name
     return ""
+
+
+# ------------------------------------------------------------------------------------------------ a policy under observation
+def _around(chain: Chain, call: Callable[[Any, str, Any, tuple[Any, ...]], Any]) -> Chain:
+    """The chain with call(part, name, method, arguments) in the place of every method that the engine calls."""
+    busy: list[str] = []
+
+    def wrapped(name: str) -> Any:
+        def around(self: Any, *given: Any) -> Any:
+            method = getattr(super(type(self), self), name)
+            if busy:  # a policy may call a method of its own
+                return method(*given)
+            busy.append(name)
+            try:
+                return call(self, name, method, given)
+            finally:
+                busy.pop()
+
+        return around
+
+    parts = []
+    for part in chain.parts:
+        mine = {name: wrapped(name) for name in METHODS if hasattr(part, name)}
+        twin = copy.copy(part)
+        object.__setattr__(twin, "__class__", type(type(part).__name__, (type(part),), mine))
+        parts.append(twin)
+    return Chain(tuple(parts))
+
+
+def _shown(given: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    """The arrays that a policy was shown, by name; the state is its own."""
+    found: dict[str, Any] = {}
+    for x in given:
+        if type(x).__name__ in ("Seen", "View"):
+            fields = {f"{type(x).__name__.lower()}.{f.name}": getattr(x, f.name) for f in dataclasses.fields(x)}
+            found |= fields | {f"view.summary[{name!r}]": y for name, y in getattr(x, "summary", {}).items()}
+    return {name: x for name, x in found.items() if isinstance(x, np.ndarray)}
+
+
+def _watched(part: Any, name: str, method: Any, given: tuple[Any, ...]) -> Any:
+    before = {where: x.copy() for where, x in _shown(given).items()}
+    result = method(*given)
+    for where, x in _shown(given).items():
+        if not np.array_equal(x, before[where], equal_nan=x.dtype.kind == "f"):
+            raise WrongUse(f"{type(part).__name__}.{name} writes into {where}")
+    return result
+
+
+class _Beside:
+    """Before every call the same call is made for another request; a keep's state is stepped once too often and goes on as a copy."""
+
+    def __init__(self) -> None:
+        self.other: dict[str, tuple[Any, ...]] = {}
+
+    def record(self, part: Any, name: str, method: Any, given: tuple[Any, ...]) -> Any:
+        self.other.setdefault(f"{part.kind}.{name}", copy.copy(given))
+        return method(*given)
+
+    def disturb(self, part: Any, name: str, method: Any, given: tuple[Any, ...]) -> Any:
+        if name != "step":
+            method(*self.other[f"{part.kind}.{name}"])
+            return method(*given)
+        state, seen = given
+        part.start(*self.other[f"{part.kind}.start"])
+        method(copy.deepcopy(state), seen)
+        twin = copy.deepcopy(state)
+        result = method(twin, seen)
+        state.slots, state.other = twin.slots, twin.other
+        return result
 
 
 # ------------------------------------------------------------------------------------------------ laws
@@ -101,13 +195,23 @@ def _frozen(chain: Chain) -> str:
 
 
 def _small(chain: Chain) -> str:
-    _rows(chain, lane(prompt=1, steps=3))
+    for source in (lane(prompt=1, steps=3), lane(prompt=1, steps=1, kv_heads=1, group=1, dim=1)):
+        try:
+            allocate.hold_limit(chain.part("keep"), 1, source.request, source.layer)
+        except WrongUse:
+            continue  # a share of one token may be less than what is protected
+        _rows(chain, source)
     return ""
 
 
 def _ties(chain: Chain) -> str:
     changed = _differs(_rows(chain, lane(whole=True)), _rows(chain, lane(whole=True)))
     return f"two runs over equal input differ in {changed}" if changed else ""
+
+
+def _writes(chain: Chain) -> str:
+    _rows(_around(chain, _watched), lane())
+    return ""
 
 
 def _state(chain: Chain) -> str:
@@ -117,35 +221,51 @@ def _state(chain: Chain) -> str:
     return f"a request changes the next one ({changed} differs): what a policy remembers belongs in State" if changed else ""
 
 
-def _copies(chain: Chain) -> str:
-    keep = chain.part("keep")
-    twin = Chain(tuple(_Copying(keep=keep) if p is keep else p for p in chain.parts))
-    changed = _differs(_rows(chain, lane()), _rows(twin, lane()))
-    return f"a copied state does not go on as the original ({changed} differs)" if changed else ""
+def _beside(chain: Chain) -> str:
+    beside = _Beside()
+    _rows(_around(chain, beside.record), lane(prompt=29, seed=1))
+    changed = _differs(_rows(chain, lane()), _rows(_around(chain, beside.disturb), lane()))
+    where = "what a policy remembers belongs in State, as plain arrays"
+    return f"another request beside it, or a copy of its state, changes a request ({changed} differs): {where}" if changed else ""
 
 
-def _prefix(chain: Chain) -> str:
-    if any(FUTURE in p.needs for p in chain.parts) or 'of="total"' in str(chain) or "of='total'" in repr(chain):
+def _past(chain: Chain) -> str:
+    if any(FUTURE in part.needs for part in chain.parts):
         return ""
-    whole, half = _rows(chain, lane()), _rows(chain, _shortened(lane(), 9))
-    changed = _differs(tuple({c: x[:, :9] for c, x in part.items()} for part in whole), half)  # type: ignore[arg-type]
+    whole = _rows(chain, lane())
+    for steps in (1, 4, 9):
+        if changed := _differs(whole, _rows(chain, _other_future(lane(), steps)), steps):
+            return f"it looks ahead: another future changes the past ({changed} differs)"
+    if "total" in repr(chain):  # a share of the request's length knows it
+        return ""
+    changed = _differs(whole, _rows(chain, _shortened(lane(), 9)), 9)
     return f"it looks ahead: a shorter trace gives other rows ({changed} differs)" if changed else ""
 
 
 def _heads(chain: Chain) -> str:
-    if any(hasattr(p, "seed") for p in chain.parts):
+    """Ties between heads go to the lower one, so a difference on one made-up prompt proves nothing."""
+    if any(hasattr(part, "seed") for part in chain.parts):
         return ""
-    source = lane()
-    kv, group = np.array([2, 0, 1]), source.layer.group
-    q = (kv[:, None] * group + np.arange(group)[::-1]).ravel()
+    changed = ""
+    for seed in range(SEEDS):
+        if not (changed := _turned(chain, lane(seed=seed))):
+            return ""
+    return f"it depends on the order of the heads ({changed} differs)"
+
+
+def _turned(chain: Chain, source: Source) -> str:
+    group = source.layer.group
+    kv, inner = np.array([2, 0, 1]), np.arange(group)
+    if chain.part("read").heads != "split":  # its private pages are dealt head by head
+        inner = inner[::-1]
+    q = (kv[:, None] * group + inner).ravel()
     turned = dataclasses.replace(
         source, k=source.k[kv], v=source.v[kv], k_pre=source.k_pre[kv], q=source.q[:, q], window_q=source.window_q[:, q],  # type: ignore[index]
         mass=source.mass[q], wo_norm=source.wo_norm[q], _one={},  # type: ignore[index]
     )  # fmt: skip
     ledger, heads = _rows(chain, source)
     expected = {c: x[kv] for c, x in ledger.items()}, {c: x[q] for c, x in heads.items()}
-    changed = _differs(expected, _rows(chain, turned), exactly=False)
-    return f"it depends on the order of the heads ({changed} differs)" if changed else ""
+    return _differs(expected, _rows(chain, turned), exactly=False)
 
 
 def _shortened(source: Source, steps: int) -> Source:
@@ -157,30 +277,23 @@ def _shortened(source: Source, steps: int) -> Source:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Copying(Keep):
-    """A keep whose state goes through a deep copy before every step, as fork and rollback do; the copy left behind steps too."""
+def _other_future(source: Source, steps: int) -> Source:
+    """The same request up to its first steps; what comes after is that of another."""
+    other, total = lane(seed=9), source.request.prompt + steps
+    arrays = {name: getattr(source, name).copy() for name in ("k", "v", "k_pre", "wo_norm", "q")}
+    for name, x in arrays.items():
+        after = np.s_[steps:] if name == "q" else np.s_[:, total:]
+        x[after] = getattr(other, name)[after]
+    return dataclasses.replace(source, _one={}, **arrays)
 
-    keep: Any
 
-    @property
-    def hold(self) -> Any:  # type: ignore[override]
-        return self.keep.hold
-
-    @property
-    def codecs(self) -> Any:  # type: ignore[override]
-        return self.keep.codecs
-
-    @property
-    def needs(self) -> Any:
-        return self.keep.needs
-
-    def protected(self, limit: int) -> int:
-        return int(self.keep.protected(limit))
-
-    def start(self, prefix: Any, seen: Any) -> Any:
-        return self.keep.start(prefix, seen)
-
-    def step(self, state: Any, seen: Any) -> Any:
-        self.keep.step(copy.deepcopy(state), seen)
-        return self.keep.step(state, seen)
+LAWS: dict[str, Callable[[Chain], str]] = {
+    "frozen": _frozen,
+    "small": _small,
+    "ties": _ties,
+    "writes": _writes,
+    "state": _state,
+    "beside": _beside,
+    "past": _past,
+    "heads": _heads,
+}

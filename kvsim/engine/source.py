@@ -95,7 +95,7 @@ class Prefix:
     """What a keep may look at before decoding (protocol.Prefix); the columns are the live slots, first_visible ... prompt - 1."""
 
     def __init__(self, source: Source, needs: frozenset[Need], name: str):
-        self.source, self.needs, self.name, self.layer = source, needs, name, source.layer
+        self._source, self.needs, self.name, self.layer = source, needs, name, source.layer
         self.stop = source.request.prompt
         self.first = source.layer.first_visible(self.stop - 1)
 
@@ -106,24 +106,24 @@ class Prefix:
     def mass(self) -> NDArray[np.float64]:
         """f64[Hq, n]: attention mass of all prompt queries on each key."""
         self._declared("prefill_mass", PREFILL_MASS in self.needs)
-        assert self.source.mass is not None
-        return self.source.mass[:, self.first : self.stop].astype(np.float64)
+        assert self._source.mass is not None
+        return self._source.mass[:, self.first : self.stop].astype(np.float64)
 
     def window(self, rows: int) -> NDArray[np.float64]:
         """f64[min(rows, prompt), Hq, n]: attention of the last prompt queries, in float64: a cut cannot be decided again later."""
         self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
         rows = min(rows, self.stop)
-        q = self.source.window_q[len(self.source.window_q) - rows :].astype(np.float64)
+        q = self._source.window_q[len(self._source.window_q) - rows :].astype(np.float64)
         t = np.arange(self.stop - rows, self.stop)
         pos, lay = np.arange(self.first, self.stop), self.layer
         first = np.array([lay.first_visible(int(x)) for x in t])
         seen = (pos <= t[:, None]) & (pos >= first[:, None])
         out = np.empty((rows, lay.q_heads, len(pos)))
         for h in range(lay.kv_heads):
-            keys = self.source.rows("k", h, pos)
+            keys = self._source.rows("k", h, pos)
             for g in range(lay.group):
-                x = np.where(seen, self.source.bend(q[:, h * lay.group + g] @ keys.T), -np.inf)
-                sink = self.source.sinks[h, g]
+                x = np.where(seen, self._source.bend(q[:, h * lay.group + g] @ keys.T), -np.inf)
+                sink = self._source.sinks[h, g]
                 top = np.maximum(x.max(1), sink)[:, None]
                 e = np.exp2(x - top)
                 out[:, h * lay.group + g] = e / (e.sum(1, keepdims=True) + np.exp2(sink - top))
