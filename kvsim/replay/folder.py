@@ -12,7 +12,7 @@ from typing import Any
 
 from kvsim.errors import WrongUse
 from kvsim.replay.asked import Task
-from kvsim.replay.parts import merge
+from kvsim.replay.parts import floors, merge
 
 BEGUN = "begun.json"  # what OUT.partial is a part of; run.json once it is complete
 
@@ -59,7 +59,7 @@ class Draft:
         whole.mkdir()
         merge(self.parts, whole, tasks, ids)
         also(whole)
-        write_json(whole / "run.json", self.about)
+        write_json(whole / "run.json", self.about | {"noise_floor": floors(self.parts, tasks)})
         _sync(whole)
         whole.rename(self.out)
         _sync(self.out.parent)

@@ -1,13 +1,16 @@
 """The parts of an unfinished run: a folder for each finished (request, layer), and how they become the tables of the run.
 
-A part holds one Arrow file per table with one batch per policy, without the policy's name: it is written once, by its place."""
+A part holds one Arrow file per table with one batch per policy, without the policy's name: it is written once, by its place. Beside
+them is the noise floor of its outputs, where the trace has them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +20,19 @@ from kvsim.replay.asked import Task
 from kvsim.tables import RUN_TABLES
 
 ALWAYS = ("ledger", "heads")
+FLOOR = "floor.json"
 ROWS = 1 << 16  # at least so many rows make a row group, while there are more of the same policy
 
 
-def write_part(parts: Path, task: Task, found: Sequence[dict[str, pa.Table]]) -> None:
+def write_part(parts: Path, task: Task, found: Sequence[dict[str, pa.Table]], floor: Mapping[str, float] | None = None) -> None:
     """Tables of every policy -> a folder that appears whole or not at all."""
     aside = parts / f".{folder(task)}.{os.getpid()}"
     aside.mkdir()
+    if floor:
+        with (aside / FLOOR).open("w", encoding="utf-8") as text:
+            json.dump(floor, text)
+            text.flush()
+            os.fsync(text.fileno())
     for name, schema in RUN_TABLES.items():
         bare = _bare(schema)
         if any(name in by_name for by_name in found):
@@ -66,6 +75,16 @@ def _rows(parts: Path, task: Task, name: str, place: int) -> pa.Table:
 
 def _bare(schema: pa.Schema) -> pa.Schema:
     return schema.remove(schema.get_field_index("policy"))
+
+
+def floors(parts: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The noise floors of the tasks that have one."""
+    files = {task: parts / folder(task) / FLOOR for task in tasks}
+    return [
+        {"request": task[0], "layer": task[1]} | json.loads(file.read_text("utf-8"))
+        for task, file in files.items()
+        if file.is_file()
+    ]
 
 
 def merge(parts: Path, into: Path, tasks: Sequence[Task], ids: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from kvsim.errors import KvsimError
 from kvsim.geometry import Layer, Request
 from kvsim.policies.protocol import Part
 from kvsim.replay.asked import Asked, Task, jobs_of
+from kvsim.replay.floor import noise_floor
 from kvsim.replay.laws import check_laws
 from kvsim.replay.parts import read_part, write_part
 from kvsim.trace.bits import widen
@@ -38,10 +39,11 @@ class Work:
         request, layer = self._find(task)
         try:
             with threadpool_limits(1, user_api="blas"):
-                found = self._tables(source_of(self.trace.lane(request, layer)), layer)
+                lane = self.trace.lane(request, layer)
+                found, floor = self._tables(source_of(lane), layer), noise_floor(lane)
             if self.strict:
                 self._check(request, layer, found)
-            write_part(self.parts, task, found)
+            write_part(self.parts, task, found, floor)
         except KvsimError:
             raise
         except Exception as e:
