@@ -156,6 +156,8 @@ class Watch:
 
         q = self.source.queries(h, slice(i, i + 1)).astype(np.float64)
         flags = np.full((1, len(live)), ALIVE, np.uint8)
+        if bank.key_blur[h, live].any() and getattr(self.readers[h].read.index, "keys", "exact") == "exact":
+            dots = q[0] @ self.source.rows("k", h, bank.pos[h, live]).T  # the truth is that of the keys as captured
         picked = self.readers[h].pick(
             self.source.steps[i : i + 1], np.array([t]), bank.pos[h, live], flags, q, OwnTruth(self.source, h, dots, q)
         )
