@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvsim.errors import WrongUse
+from kvsim.policies.read.quest import quest
 from kvsim.replay import memory
 from kvsim.replay.asked import resolve
 from kvsim.replay.memory import in_bytes, task_bytes, workers_for
+from kvsim.replay.run import replay
 
 
 @pytest.fixture
@@ -34,6 +36,14 @@ def test_little_work_is_done_here(trace, asked, cores, monkeypatch):
     assert workers_for(trace, asked, asked.tasks, 2, None) == 2
     monkeypatch.setattr(memory, "WORTH", 4 * (10 * 70 * 4))
     assert workers_for(trace, asked, asked.tasks, None, None) == 3
+
+
+def test_a_policy_of_a_script_stays_in_its_process(trace, asked, cores, monkeypatch):
+    assert workers_for(trace, asked, asked.tasks, None, None) == 3
+    monkeypatch.setattr(quest, "__module__", "__main__")
+    assert workers_for(trace, asked, asked.tasks, None, None) == 1
+    with pytest.raises(WrongUse, match=r"cannot be sent to another process .* put it in a file of its own, or ask for 1 worker"):
+        replay(trace, "quest(read=pages(2))", workers=2)
 
 
 def test_fewer_when_they_would_not_fit(trace, asked, cores):

@@ -140,6 +140,7 @@ def test_run_json_tells_what_was_replayed_and_nothing_of_the_machine(trace, run)
     assert about["kvsim"] == kvsim.__version__
     assert about["trace"]["sha256"] == trace.sha256
     assert about["trace"]["source"]["model"] == "synthetic"
+    assert "config" not in about["trace"]["source"]
     assert [p["role"] for p in about["policies"]] == ["asked"] * len(POLICIES)
     assert about["layers"][0]["row_bytes"] == 64
     first = about["requests"][0]
