@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import statistics
@@ -72,6 +74,8 @@ def machine() -> str:
 
 def peak_memory(run: Callable[[], object]) -> float:
     """MB that a run needs at its peak above what the process held before it (Linux)."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed before is not ours to use for nothing
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")  # forget the process's earlier peak
     before = _status("VmRSS")
