@@ -60,6 +60,18 @@ def demo(args: argparse.Namespace) -> None:
         print(report(run.path, args.out))
 
 
+def capture_(args: argparse.Namespace) -> None:
+    from dataclasses import fields
+
+    try:
+        from kvsim.capture.command import Asked, command
+    except ModuleNotFoundError as e:
+        raise WrongUse(f"capture needs {e.name}: pip install 'kvsim[capture]'") from None
+
+    for line in command(Asked(**{f.name: getattr(args, f.name) for f in fields(Asked)})):
+        print(line, flush=True)
+
+
 def trace_info(args: argparse.Namespace) -> None:
     from kvsim.trace.info import describe
 
@@ -160,6 +172,40 @@ def _demo_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("-o", "--out", default="demo.html", metavar="FILE", help="the page (default: demo.html)")
 
 
+def _capture_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", metavar="MODEL", help="a hub id, a folder, a .gguf file, or pkg:PACKAGE that ships one")
+    p.add_argument("-o", "--out", required=True, metavar="TRACE", help="a new folder")
+    what = p.add_argument_group("what the model reads")
+    what.add_argument("--prompt", metavar="FILE", help="a text")
+    what.add_argument("--question", metavar="TEXT", help="asked after --prompt, fed token by token")
+    what.add_argument("--task", choices=("needle", "reversal", "plain"), help="a prompt made from a long text")
+    what.add_argument("--text", metavar="FILE", help="that long text (default: Python's own language reference)")
+    what.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a task's prompt, at most (default: 1024)")
+    what.add_argument("--seed", type=int, default=0, metavar="N", help="of a task")
+    what.add_argument("--depth", type=float, metavar="X", help="where in the prompt the needle is, 0 to 1 (default: drawn)")
+    what.add_argument("--mode", choices=("greedy", "teacher_forced", "question_fed"), help="who says what follows the prompt")
+    what.add_argument("--seen", action="store_true", help="the question is part of the prompt")
+    what.add_argument("--steps", type=int, metavar="N", help="decode steps, those of fed tokens included")
+    keep = p.add_argument_group("what is recorded")
+    keep.add_argument("--layers", type=_layers, metavar="LIST", help="0,3 or 4-9, ends included, or all (default)")
+    keep.add_argument("--window-rows", type=int, default=64, metavar="N", help="queries of the last prompt tokens (default: 64)")
+    for name, kept in {
+        "prefill-mass": "attention summed over the prompt",
+        "k-pre": "keys before RoPE",
+        "wo-norm": "value norms",
+    }.items():
+        keep.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True, help=kept)
+    keep.add_argument("--compression", choices=("none", "zstd"), default="none", help="zstd for archives")
+    how = p.add_argument_group("how it runs")
+    how.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of the model (default: its own; GGUF: float32)")
+    how.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    how.add_argument("--attention", choices=("eager", "sdpa"), help="implementation (default: the model's)")
+    how.add_argument("--chunk", type=int, metavar="N", help="prompt tokens of a forward (default: all at once)")
+    how.add_argument("--verify", action="store_true", help="attend again in float64 and with the model's own function")
+    how.add_argument("--dry-run", action="store_true", help="print bytes and memory, and stop")
+    how.add_argument("--restart", action="store_true", help="replace what an unfinished capture left")
+
+
 def _trace_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("trace", metavar="TRACE")
     p.add_argument("--allow-partial", action="store_true", help="read the closed segments of a capture that did not complete")
@@ -218,6 +264,7 @@ def _policy_file(p: argparse.ArgumentParser) -> None:
 
 COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], Options]] = {
     ("demo",): ("replay the bundled trace, or yours, and write one page", demo, _demo_options),
+    ("capture",): ("capture a trace from a running transformers model", capture_, _capture_options),
     ("trace", "info"): ("what is in a trace, and which needs of policies it can supply", trace_info, _info_options),
     ("trace", "check"): ("sizes, hashes, positions and values of a trace", trace_check, _trace_options),
     ("trace", "synth"): ("write a seeded synthetic trace with a known answer", trace_synth, _synth_options),
@@ -268,6 +315,10 @@ def parser() -> Parser:
         options(p)
         p.set_defaults(call=call, parser=p)
     return top
+
+
+def _layers(text: str) -> list[int] | None:
+    return None if text == "all" else _numbers(text)
 
 
 def _numbers(text: str) -> list[int]:

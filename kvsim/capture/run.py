@@ -41,6 +41,8 @@ class Report:
     bytes: int
     seconds: float
     stalled_seconds: float  # of them, the model waited for the disk
+    said: str | None = None  # the model's own tokens, where there is a tokenizer
+    answered: bool | None = None  # they hold the answer that the prompt expects
 
 
 @dataclass(eq=False)
@@ -96,6 +98,8 @@ def capture(
         bytes=sum(p.stat().st_size for p in Path(out).rglob("*") if p.is_file()),
         seconds=time.perf_counter() - began,
         stalled_seconds=found.writer.stalled_seconds,
+        said=found.meta.get("said"),
+        answered=found.meta.get("answered"),
     )
 
 
@@ -116,7 +120,7 @@ def recording(
     """Write the trace `out` of whatever is run on `model` inside, `prompt` first: its own generate() with sampling, say. Batch 1,
     a DynamicCache, one token a step. Set `.tokens` to all ids before leaving; `steps` may turn out to be fewer. Raises as capture."""
     path, given = Path(out), prompt_of(prompt)
-    anatomy, chosen = examined(model, given, steps, layers, keep, dtype)
+    anatomy, chosen = examined(model, given, steps, layers, keep, chunk, dtype)
     check_room(path, plan(model, anatomy.layers, chosen, given.prefill, steps, keep, anatomy.backend, chunk))
     _clear(path, restart)
     rows = [row | {"captured": row["layer"] in {x.id for x in chosen}} for row in anatomy.rows]
@@ -148,9 +152,18 @@ def recording(
 
 
 def examined(
-    model: Any, prompt: Prompt, steps: int, layers: Sequence[int] | None, keep: Keep, dtype: str | None = None
+    model: Any,
+    prompt: Prompt,
+    steps: int,
+    layers: Sequence[int] | None,
+    keep: Keep,
+    chunk: int | None = None,
+    dtype: str | None = None,
 ) -> tuple[Anatomy, list[Layer]]:
     """The model's layers and those of them to be captured. Raises WrongUse."""
+    for name, n, least in (("steps", steps, 1), ("chunk", chunk, 1), ("window_rows", keep.window_rows, 0)):
+        if n is not None and n < least:
+            raise WrongUse(f"{name} {n}: expected {least} or more")
     refuse.model(model)
     refuse.length(model, prompt.prefill + steps)
     anatomy = probe(model)
@@ -187,7 +200,7 @@ def planned(
     """Bytes and memory of a capture that is not run. Raises WrongUse, as capture would."""
     given = prompt_of(prompt)
     steps = steps_of(given, steps)
-    anatomy, chosen = examined(model, given, steps, layers, keep)
+    anatomy, chosen = examined(model, given, steps, layers, keep, chunk)
     return plan(model, anatomy.layers, chosen, given.prefill, steps, keep, anatomy.backend, chunk)
 
 
