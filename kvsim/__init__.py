@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.replay.run import Run, replay
     from kvsim.report.page import report
     from kvsim.trace.open import open_trace
-    from kvsim.units import kib, mib, pages, share, tokens
+    from kvsim.units import kib, mib, pages, shards, share, tokens
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "per_layer",
     "replay",
     "report",
+    "shards",
     "share",
     "tokens",
     "top_p",
@@ -49,7 +50,7 @@ _HOME = {
     "open_trace": "kvsim.trace.open",
     "parse": "kvsim.policies.language",
     "per_layer": "kvsim.policies.language",
-} | dict.fromkeys(("kib", "mib", "pages", "share", "tokens"), "kvsim.units")
+} | dict.fromkeys(("kib", "mib", "pages", "shards", "share", "tokens"), "kvsim.units")
 _HOME |= dict.fromkeys(("exact", "gap", "mass", "top_p"), "kvsim.policies.rules")
 
 

@@ -76,9 +76,24 @@ class mib:
         return self.x * 2**20
 
 
+@dataclass(frozen=True)
+class shards:
+    """The pages dealt to n devices; budget "global": the best of all of them, "split": each device its n-th part of the budget,
+    "each": each device the whole budget."""
+
+    n: int
+    budget: str = "global"
+
+    def __post_init__(self) -> None:
+        _positive("shards", self.n, whole=True)
+        if self.budget not in ("global", "split", "each"):
+            raise WrongUse(f"shards(budget={self.budget!r}): expected 'global', 'split' or 'each'")
+
+
 Hold = tokens | share | kib | mib
 Budget = tokens | pages | share | kib | mib
 READ_UNITS = (tokens, pages, share, kib, mib)
+WORDS = (*READ_UNITS, shards)
 
 
 def whole(x: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -29,6 +31,25 @@ def minmax_roundtrip(x, bits):
     step = float(np.float16((max(x) - min(x)) / (2**bits - 1)))
     codes = [0 if step == 0 else min(max(round((v - zero) / step), 0), 2**bits - 1) for v in x]
     return [zero + step * code for code in codes]
+
+
+def turned(x, basis):
+    """x [d] in the columns of basis [d, d], added up one dimension of x after the other."""
+    out = []
+    for column in basis.T:
+        total = 0.0
+        for a, b in zip(x, column, strict=True):
+            total += a * b
+        out.append(total)
+    return out
+
+
+def e4m3(code):
+    """The number that 8 bits stand for: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, 1111.111 is NaN."""
+    sign, exponent, mantissa = -1.0 if code & 128 else 1.0, (code >> 3) & 15, code & 7
+    if (exponent, mantissa) == (15, 7):
+        return np.nan
+    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
 
 
 def survivors(score, protect, limit):
@@ -96,3 +117,52 @@ def ranked(score, kind):
 def read_at(order, forced, k):
     """The pages that a head reads at a budget of k, of an order whose first `forced` are read anyway."""
     return {int(p) for p in order[: max(k, forced)]}
+
+
+# ------------------------------------------------------------------------------------------------ stopping rules
+def whole_numbers(x):
+    """Floats as exact whole numbers of 2**-200, an object array: sums and products of them are exact."""
+    flat = [n * (2**200 // d) for n, d in (float(v).as_integer_ratio() for v in np.ravel(x))]
+    assert all(int(n) == float(v) * 2.0**200 for n, v in zip(flat, np.ravel(x), strict=True))
+    out = np.empty(len(flat), object)
+    out[:] = flat
+    return out.reshape(np.shape(x))
+
+
+def opened(proved, many, forced, batch, cap):
+    """Pages in rounds of `batch` after the forced ones until proved(pages read) or the cap -> (pages, rounds, whether it is proved)."""
+    pages, rounds, limit = forced, 0, max(forced, min(cap, many))
+    while not proved(pages) and pages < limit:
+        pages, rounds = min(pages + batch, limit), rounds + 1
+    return pages, rounds, proved(pages)
+
+
+def top_found(bound, tokens, r):
+    """Pages in the order they are opened, with their bound and their tokens' scores: are the r best proved found after k pages?"""
+
+    def proved(k):
+        read = sorted((x for page in tokens[:k] for x in page), reverse=True)
+        return k == len(bound) or (len(read) >= r and max(bound[k:]) < read[r - 1])
+
+    return proved
+
+
+def unread_bound(bound, rows, tokens, k):
+    """The largest part of the softmax mass that the pages from the k-th on can have, by their bounds; scores in powers of 2."""
+    top = max([*bound, *(x for page in tokens for x in page)])
+    unread = math.fsum(n * 2.0 ** (u - top) for n, u in zip(rows[k:], bound[k:], strict=True))
+    read = math.fsum(2.0 ** (x - top) for page in tokens[:k] for x in page)
+    return unread / (unread + read) if unread else 0.0
+
+
+def unread_share(tokens, k):
+    """The part of the softmax mass that the pages from the k-th on have."""
+    top = max(x for page in tokens for x in page)
+    part = [math.fsum(2.0 ** (x - top) for page in pages for x in page) for pages in (tokens[k:], tokens)]
+    return part[0] / part[1]
+
+
+def estimated(bound, rows, k):
+    """The part of the softmax over pages of u + log2(rows) that the first k have."""
+    weight = [n * 2.0 ** (u - max(bound)) for n, u in zip(rows, bound, strict=True)]
+    return math.fsum(weight[:k]) / math.fsum(weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,25 +31,41 @@ class minmax:
 
     def roundtrip(self, x: Floats) -> Floats:
         """[m, rows, d], m groups of rows -> what a reader decodes, same shape."""
-        if self.axis == "tokens":
-            return self._coded(x)
-        m, rows, dim = x.shape
-        flat, group = x.reshape(m * rows, dim, 1), self.group or dim
-        parts = [self._coded(flat[:, c : c + group]) for c in range(0, dim, group)]
-        return np.concatenate(parts, axis=1).reshape(x.shape)
+        return self._by_group(self._coded, x)
+
+    def error(self, x: Floats) -> Floats:
+        """[m, rows, d] -> how far decoding can move each number, same shape: half a step, or more where the rounded zero and step leave
+        the ends of the group outside."""
+        return self._by_group(self._reach, x)
 
     def layout(self, dim: int) -> tuple[int, int]:
         """-> (bits of codes per row, bytes of zeros and steps per group of rows)."""
         scales = dim if self.axis == "tokens" else -(-dim // (self.group or dim))
         return dim * self.bits, SCALE_BYTES * scales
 
+    def _by_group(self, what: Callable[[Floats], Floats], x: Floats) -> Floats:
+        if self.axis == "tokens":
+            return what(x)
+        m, rows, dim = x.shape
+        flat, group = x.reshape(m * rows, dim, 1), self.group or dim
+        return np.concatenate([what(flat[:, c : c + group]) for c in range(0, dim, group)], axis=1).reshape(x.shape)
+
     def _coded(self, x: Floats) -> Floats:
         """[a, g, b]: every [a, :, b] is one group."""
-        low, top = x.min(axis=1), 2**self.bits - 1
-        zero, step = fp16(low), fp16((x.max(axis=1) - low) / top)
+        zero, step, top = self._scale(x)
         out = np.empty_like(x)
         roundtrip(x, zero, step, top, out)
         return out
+
+    def _reach(self, x: Floats) -> Floats:
+        zero, step, top = self._scale(x)
+        outside = np.maximum(zero - x.min(axis=1), x.max(axis=1) - (zero + step * top))
+        return np.broadcast_to(np.maximum(step / 2, outside)[:, None], x.shape)
+
+    def _scale(self, x: Floats) -> tuple[Floats, Floats, int]:
+        """zero and step [a, b] of each group, and the highest code."""
+        low, top = x.min(axis=1), 2**self.bits - 1
+        return fp16(low), fp16((x.max(axis=1) - low) / top), top
 
 
 def fp16(x: Floats) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.attend import Attended, Dense, Held, page_stats
+from kvsim.engine.attend import Attended, Dense, Held, HeldTruth, StoredTruth, page_stats
 from kvsim.engine.bank import Record
 from kvsim.engine.pages import CHUNK, Pages, pages_of
 from kvsim.engine.reads import Picked
@@ -22,6 +22,7 @@ from kvsim.policies.rules import Rule
 
 Columns = dict[str, Any]
 LEAST_MASS = 1e-3  # below it a ratio of masses says nothing
+NUMBER = 4  # bytes of a score, a page number or a partial sum on its way between shards
 
 
 # ------------------------------------------------------------------------------------------------ ledger
@@ -39,10 +40,11 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     read_bytes, meta_bytes = row_bytes(src, codecs, was_read)
     resident, meta_resident = row_bytes(src, codecs, kept)
     copies = kept[:, sparse.KEYS_CODED] + kept[:, sparse.KEYS_KEPT] if codecs and codecs.shadow else np.zeros(len(kept), np.int64)
-    stated = asked.part("read").read
-    stated = None if isinstance(stated, Rule) else stated
+    wish: Read = asked.part("read")  # also where the layer is read whole by rule
+    stated = None if isinstance(wish.read, Rule) else wish.read
     none = np.zeros(len(block.t), np.int64)
-    page_bytes = read.page * lay.row_bytes if read.page is not None else 0
+    page_bytes = 0 if read.page is None else page_rows(wish) * lay.row_bytes
+    scanned, once = picked.scanned if picked else none, once_bytes(read, src)
     live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
     out: Columns = {
         "pos": block.t,
@@ -62,13 +64,16 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
         "meta_resident_bytes": meta_resident + kept_bytes(src, codecs, kept),
         "host_tokens": copies,
         "host_resident_bytes": copies * lay.row_bytes,
-        "index_resident_bytes": live_pages * index_bytes(read, src),
+        "index_resident_bytes": live_pages * index_bytes(read, src) + once,
         "read_bytes": read_bytes,
         "meta_bytes": meta_bytes,
-        "index_bytes": (picked.scanned if picked else none) * index_bytes(read, src),
+        "index_bytes": scanned * index_bytes(read, src) + (scanned > 0) * once,
         "score_bytes": 2 * lay.group * alive * 4 if ATTENTION in chain.part("keep").needs else none,
         "write_bytes": none + lay.row_bytes + index_bytes(read, src),
     }
+    if wish.shards is not None and wish.shards.n > 1:
+        partial = lay.group * (lay.value_dim + 2) * NUMBER  # of every shard: a maximum, a sum and an output for each query head
+        out["collective_bytes"] = (picked.sent if picked else 0) * 2 * NUMBER + wish.shards.n * partial
     if record is not None:
         out["write_bytes"] = out["write_bytes"] + record.coded_bytes[block.index, block.head]
         moved = record.moved[block.index, block.head]
@@ -121,6 +126,19 @@ def index_bytes(read: Read, source: Source) -> int:
     return 0 if read.index is None else read.index.numbers(source.layer.key_dim) * ITEMSIZE[read.index.dtype]
 
 
+def once_bytes(read: Read, source: Source) -> int:
+    """Bytes of what an index keeps once per kv head."""
+    if read.index is None or not hasattr(read.index, "once"):
+        return 0
+    return read.index.once(source.layer.key_dim) * ITEMSIZE[read.index.dtype]
+
+
+def page_rows(read: Read) -> int:
+    """Rows that a page takes in memory: whole tiles."""
+    tile = read.tile or 1
+    return -(-read.page // tile) * tile
+
+
 def _runs(picked: Picked) -> NDArray[np.int64]:
     """Contiguous page runs of the union."""
     union = np.asarray(picked.chosen.any(1))
@@ -132,7 +150,9 @@ def _runs(picked: Picked) -> NDArray[np.int64]:
 
 
 # ------------------------------------------------------------------------------------------------ heads
-def heads(chain: Chain, dense_by_rule: bool, block: Dense, held: Held, picked: Picked | None, got: Attended) -> Columns:
+def heads(
+    chain: Chain, dense_by_rule: bool, block: Dense, held: Held, picked: Picked | None, got: Attended, truth: HeldTruth
+) -> Columns:
     """Columns [N * G] of one kv head's query heads, step by step."""
     src, sums = block.source, got.sums
     recall = sums[:, sparse.MASS]
@@ -170,7 +190,7 @@ def heads(chain: Chain, dense_by_rule: bool, block: Dense, held: Held, picked: P
         out["certified"] = None if picked.certified is None else picked.certified.ravel()
         out |= _page_recalls(block, picked)
         if chain.part("read").index is not None:
-            out |= _bounds(block, held, picked)
+            out |= _bounds(block, held, picked, truth)
     return out
 
 
@@ -231,14 +251,15 @@ def _page_recalls(block: Dense, picked: Picked) -> Columns:
     return out
 
 
-def _bounds(block: Dense, held: Held, picked: Picked) -> Columns:
+def _bounds(block: Dense, held: Held, picked: Picked, truth: HeldTruth) -> Columns:
     """How far the page scores lie above the best true logit of the page, and the certificate they give for what was read."""
     src, n, group = block.source, len(block.t), block.group
-    if held.whole and picked.pages.start[-1] == len(held.pos):
-        stats = tuple(x[: len(picked.pages.id)] for x in block.stats(picked.pages.size))
+    if isinstance(truth, StoredTruth):
+        peak, mass = truth.stats(picked.pages)
     else:
-        stats = page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
-    peak, mass = (x.T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
+        whole = held.whole and picked.pages.start[-1] == len(held.pos)
+        stats = block.stats(picked.pages.size) if whole else page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
+        peak, mass = (x[: len(picked.pages.id)].T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
     rows = picked.pages.rows(held.flags)[:, None]
     live = np.broadcast_to(rows > 0, peak.shape)
     ranked_here = np.asarray(~np.isnan(picked.score).any(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
+from kvsim.policies.protocol import Index
 
 TOP = 64
 HEAD_TOKENS, NEAR_TOKENS = 4, 64  # what `far` leaves out at both ends
@@ -243,54 +245,104 @@ def _decoded_dots(block: Dense, held: Held, record: Record) -> NDArray[np.float3
     """f32[n, R]: dot products with the decoded keys, where any step sees one."""
     if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
         return held.dots
-    keys = record.decoded["k"][block.head]
+    return _tiled_dots(block, record.decoded["k"][block.head])[held.pos]
+
+
+def _tiled_dots(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
+    """f32[n padded, R]: dot products with keys [n, d] on the fixed grid."""
     tiled = np.zeros((kernel.padded(len(keys), TILE), keys.shape[1]), np.float32)
     tiled[: len(keys)] = keys
-    return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32))[held.pos]
+    return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32))
 
 
 class HeldTruth:
-    """stop.Truth of a block: float64 throughout, because rankings and proofs rest on it."""
+    """stop.Truth of a block: float64 throughout, because rankings and proofs rest on it. keys f32[n, d] of the slots; None: as captured."""
 
-    def __init__(self, block: Dense, held: Held):
-        self.block, self.held = block, held
-        self._known: dict[int, tuple[Floats, Floats]] = block.true_stats if held.whole else {}
+    def __init__(self, block: Dense, held: Held, keys: NDArray[np.float32] | None = None):
+        self.block, self.held, self.keys = block, held, keys
+        self._known: dict[int, tuple[Floats, Floats]] = block.true_stats if held.whole and keys is None else {}
 
-    def _stats(self, pages: Pages) -> tuple[Floats, Floats]:
+    def stats(self, pages: Pages) -> tuple[Floats, Floats]:
+        """f64[N, G, P] twice: the largest true dot product of each page (NONE: nothing live), and the sum of 2**(logit - its logit)."""
         if pages.size not in self._known:
-            self._known[pages.size] = true_pages(self.block, self.held, pages)
+            self._known[pages.size] = true_pages(self.block, self.held, pages, self.keys)
         return self._known[pages.size]
 
     def peak(self, pages: Pages) -> Floats:
-        return self._stats(pages)[0]
+        peak = self.stats(pages)[0]
+        return np.where(peak > NONE, self.block.source.bend(peak), -np.inf)
 
     def mass(self, pages: Pages) -> Floats:
-        peak, mass = self._stats(pages)
-        return mass * np.exp2(np.where(mass > 0, peak, 0) - self.top(pages)[..., None])
+        peak, mass = self.peak(pages), self.stats(pages)[1]
+        return mass * np.exp2(np.where(mass > 0, peak, 0) - peak.max(-1, keepdims=True))
 
     def top(self, pages: Pages) -> Floats:
-        return self._stats(pages)[0].max(-1)
+        return self.peak(pages).max(-1)
 
     def kth(self, r: int) -> Floats:
-        block, held = self.block, self.held
-        keys = block.source.whole("k", block.head)[held.pos]
+        block, held, keys, dots = self.block, self.held, self.keys, self.held.dots
+        if keys is None:
+            keys = block.source.whole("k", block.head)[held.pos]
+        else:
+            dots = _tiled_dots(block, keys)[: len(keys)]
         start = pages_of(held.pos, PAGE).start
-        peak, _ = page_stats(held.dots, held.flags, held.every, start, block)
-        longest = block.source.longest_key(block.head)
-        _, value, count = kernel.best_tokens(
-            held.dots, held.flags, held.every, start, peak, keys, block.q, block.group, longest, r
-        )
-        out = np.where(count >= r, block.source.bend(value[:, r - 1]), -np.inf)
+        peak, _ = page_stats(dots, held.flags, held.every, start, block)
+        _, value, count = kernel.best_tokens(dots, held.flags, held.every, start, peak, keys, block.q, block.group, self._longest(), r)
+        out = np.where(count >= r, value[:, r - 1] * block.source.unit, -np.inf)
         return out[: block.rows].reshape(len(block.t), block.group)
 
     def size(self) -> Floats:
         block = self.block
-        size = np.linalg.norm(block.q[: block.rows], axis=1) * block.source.longest_key(block.head) * block.source.unit
+        size = np.linalg.norm(block.q[: block.rows], axis=1) * self._longest() * block.source.unit
         return size.reshape(len(block.t), block.group)
 
+    def _longest(self) -> float:
+        if self.keys is None:
+            return self.block.source.longest_key(self.block.head)
+        return float(np.sqrt(np.einsum("nd,nd->n", self.keys, self.keys).max(initial=0)))
 
-def true_pages(block: Dense, held: Held, pages: Pages) -> tuple[Floats, Floats]:
-    """peak f64[N, G, P], the largest true logit of each page's live slots (-inf: none), and mass, the sum of 2**(logit - peak)."""
+
+class StoredTruth(HeldTruth):
+    """The truth of keys as they are stored, decoded f32[T, d] where coded. Steps that see the same keys decoded are taken together."""
+
+    def __init__(self, block: Dense, held: Held, decoded: NDArray[np.float32]):
+        super().__init__(block, held, decoded)
+        self.states, of = np.unique((held.flags & KEY_BLUR) > 0, axis=0, return_inverse=True)
+        self.of = of.ravel()
+
+    def stats(self, pages: Pages) -> tuple[Floats, Floats]:
+        if pages.size not in self._known:
+            both = self._by_state(lambda truth: np.stack(truth.stats(pages), axis=1))
+            self._known[pages.size] = both[:, 0], both[:, 1]
+        return self._known[pages.size]
+
+    def kth(self, r: int) -> Floats:
+        return self._by_state(lambda truth: truth.kth(r))
+
+    def _by_state(self, what: Callable[[HeldTruth], Floats]) -> Floats:
+        """[N, ...], each step as a truth of its own keys says."""
+        assert self.keys is not None
+        pos, found = self.held.pos, []
+        for blurred in self.states:
+            keys = self.block.source.whole("k", self.block.head)[pos]
+            keys[blurred] = self.keys[pos[blurred]]
+            found.append(what(HeldTruth(self.block, self.held, keys)))
+        return np.stack([found[state][i] for i, state in enumerate(self.of)])
+
+    def _longest(self) -> float:
+        return max(super()._longest(), self.block.source.longest_key(self.block.head))
+
+
+def truth_of(block: Dense, held: Held, record: Record | None, index: Index | None) -> HeldTruth:
+    """Of the keys that the index speaks of."""
+    if record is None or "k" not in record.decoded or getattr(index, "keys", "exact") == "exact":
+        return HeldTruth(block, held)
+    return StoredTruth(block, held, record.decoded["k"][block.head])
+
+
+def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32] | None = None) -> tuple[Floats, Floats]:
+    """peak f64[N, G, P], the largest true dot product of each page's live slots (NONE: none), and mass, the sum of 2**(logit - its
+    logit). own f32[n, d]: the keys of the slots, where they are not those captured."""
     src = block.source
     peak, mass = np.empty((2, len(pages.id), len(block.q)))
     q = block.q.astype(np.float64)
@@ -299,7 +351,7 @@ def true_pages(block: Dense, held: Held, pages: Pages) -> tuple[Floats, Floats]:
         stop = max(at + 1, int(np.searchsorted(pages.start, pages.start[at] + TILE, side="right")) - 1)
         a, b = pages.start[at], pages.start[stop]
         keys = np.zeros((kernel.padded(int(b - a), TILE), src.layer.key_dim))
-        keys[: b - a] = src.rows("k", block.head, held.pos[a:b])
+        keys[: b - a] = src.rows("k", block.head, held.pos[a:b]) if own is None else own[a:b]
         dots = np.empty((len(keys), len(q)))
         for x in range(0, len(keys), TILE):
             for r in range(0, len(q), ROWS):
@@ -309,6 +361,5 @@ def true_pages(block: Dense, held: Held, pages: Pages) -> tuple[Floats, Floats]:
             block.group, src.unit, src.cap, peak[at:stop], mass[at:stop],
         )  # fmt: skip
         at = stop
-    bent = np.where(peak > NONE, src.bend(peak), -np.inf)
-    rows = [np.ascontiguousarray(x.T[: block.rows]).reshape(len(block.t), block.group, -1) for x in (bent, mass)]
+    rows = [np.ascontiguousarray(x.T[: block.rows]).reshape(len(block.t), block.group, -1) for x in (peak, mass)]
     return rows[0], rows[1]

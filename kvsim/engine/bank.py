@@ -33,6 +33,7 @@ class Record:
     value_group: NDArray[np.int64] | None = None
     decoded: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     reads: list[list[Any]] = field(default_factory=list)
+    key_codec: Any = None
     aged_in: NDArray[np.int64] | None = None
 
 
@@ -64,6 +65,7 @@ class Bank:
         if codecs:
             self.record.key_group = np.full((lay.kv_heads, total), NO_GROUP)
             self.record.value_group = np.full((lay.kv_heads, total), NO_GROUP)
+            self.record.key_codec = codecs.k
 
     # -------------------------------------------------------------------------------------------- slots
     def compact(self, room: int) -> None:

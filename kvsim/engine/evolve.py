@@ -96,7 +96,8 @@ class Watch:
     def __init__(self, source: Source, bank: Bank, read: Any):
         self.source, self.bank = source, bank
         heads = range(source.layer.kv_heads)
-        self.readers = [Reader(read, source, h, 1) for h in heads] if read.page is not None and read.read is not None else None
+        ranks = read.page is not None and read.read is not None
+        self.readers = [Reader(read, source, h, 1, bank.record) for h in heads] if ranks else None
         self.start = 0
 
     def begin(self, start: int, ts: NDArray[np.int64], born: range) -> None:
@@ -155,7 +156,7 @@ class Watch:
         dots = self.dots[h, row : row + self.source.layer.group][:, live]
 
         q = self.source.queries(h, slice(i, i + 1)).astype(np.float64)
-        flags = np.full((1, len(live)), ALIVE, np.uint8)
+        flags = np.where(bank.key_blur[h, live], ALIVE | KEY_BLUR, ALIVE).astype(np.uint8)[None]
         if bank.key_blur[h, live].any() and getattr(self.readers[h].read.index, "keys", "exact") == "exact":
             dots = q[0] @ self.source.rows("k", h, bank.pos[h, live]).T  # the truth is that of the keys as captured
         picked = self.readers[h].pick(
@@ -169,7 +170,7 @@ class OwnTruth:
     """stop.Truth of one step: dots f64[G, n] over the live slots, q f64[1, G, d]."""
 
     def __init__(self, source: Source, head: int, dots: NDArray[np.float64], q: NDArray[np.float64]):
-        self.source, self.head, self.q, self.logits = source, head, q, source.bend(dots)
+        self.source, self.head, self.q, self.dots, self.logits = source, head, q, dots, source.bend(dots)
 
     def peak(self, pages: Pages) -> NDArray[np.float64]:
         return np.maximum.reduceat(self.logits, pages.start[:-1], axis=1)[None]
@@ -181,8 +182,8 @@ class OwnTruth:
         return self.logits.max(1)[None]
 
     def kth(self, r: int) -> NDArray[np.float64]:
-        group, n = self.logits.shape
-        return (np.partition(self.logits, n - r, axis=1)[:, n - r] if r <= n else np.full(group, -np.inf))[None]
+        group, n = self.dots.shape
+        return (np.partition(self.dots, n - r, axis=1)[:, n - r] * self.source.unit if r <= n else np.full(group, -np.inf))[None]
 
     def size(self) -> NDArray[np.float64]:
         return np.linalg.norm(self.q, axis=-1) * self.source.longest_key(self.head) * self.source.unit

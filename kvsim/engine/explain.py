@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine import select
-from kvsim.engine.attend import Dense, Held, HeldTruth
+from kvsim.engine.attend import Held, HeldTruth
 from kvsim.engine.reads import Picked
-from kvsim.engine.stop import Ordered, certificate, depths
+from kvsim.engine.stop import certificate, depths, ordered
 from kvsim.kernels.dense import LOG2E
 from kvsim.kernels.order import ABSENT, RANKED, ranked
 from kvsim.policies.protocol import Index
@@ -19,21 +18,13 @@ TOP_R = (1, 10, 64)  # tokens of the exact certificate
 EPS = (0.01, 0.05, 0.1, 0.2)  # unread parts of the mass certificate
 
 
-def explain(index: Index, block: Dense, held: Held, picked: Picked) -> dict[str, Any]:
+def explain(index: Index, held: Held, picked: Picked, truth: HeldTruth) -> dict[str, Any]:
     """Columns [N * G] of the explain table. k_needed: the fewest pages of the order that hold the pages of most mass, as many as were
     read (card D6); score_gap: the fall of the score at the budget, in scaled logits; the depths of certificates, in pages (A2, A3)."""
-    src, shape = block.source, picked.score.shape
-    exists = np.asarray(picked.pages.rows(held.flags) > 0)
-    truth, forced = HeldTruth(block, held), np.asarray(picked.forced & exists)
-    order = select.page_order(picked.score, exists, forced)
-    at, rows = order.astype(np.int64), picked.pages.rows(held.flags)
-    score = np.where(exists[:, None], picked.score, 0)
-    plain = np.take_along_axis(np.where(exists[:, None], score * src.unit, -np.inf), at, -1)
-    bound = np.take_along_axis(np.where(exists[:, None], src.bend(score), -np.inf), at, -1)
-    told = Ordered(
-        picked.pages, order, plain, bound, np.take_along_axis(np.broadcast_to(rows[:, None], shape), at, -1),
-        exists.sum(1)[:, None], forced.sum(1)[:, None],
-    )  # fmt: skip
+    shape, rows = picked.score.shape, picked.pages.rows(held.flags)
+    exists = rows > 0
+    told = ordered(truth.block.source, picked.pages, picked.score, rows, picked.forced & exists)
+    at, plain = told.order.astype(np.int64), told.plain
     many = picked.chosen.sum(-1)
     mass = np.where(exists[:, None], truth.mass(picked.pages), -1.0)
     best = ranked(mass.reshape(-1, shape[-1]), np.repeat(np.where(exists, RANKED, ABSENT).astype(np.uint8), shape[1], 0))

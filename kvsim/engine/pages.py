@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.kernels.sparse import ALIVE
+from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -40,28 +40,32 @@ def pages_of(pos: Ints, size: int) -> Pages:
 
 @dataclass
 class Versions:
-    """A page that gains or loses rows within a block of steps counts once per state.
+    """A page whose rows change within a block of steps counts once per state.
 
     page i64[V]: place in Pages.id; of i64[N, P]: the version in force; slot i64[V, S], valid bool[V, S]: its live slots;
-    closed bool[V]: its last position has been written."""
+    blurred bool[V, S]: those that are read decoded; closed bool[V]: its last position has been written."""
 
     page: Ints
     of: Ints
     slot: Ints
     valid: Mask
+    blurred: Mask
     closed: Mask
 
 
-def versions(pages: Pages, flags: NDArray[np.uint8], t: Ints) -> Versions:
-    """The states of all pages over the steps of a block, in order of step."""
+def versions(pages: Pages, flags: NDArray[np.uint8], t: Ints, matter: int = ALIVE) -> Versions:
+    """The states of all pages over the steps of a block, in order of step. matter: the flags (kernels.sparse) that make a state."""
+    flags = flags & np.uint8(matter)
     alive = (flags & ALIVE).astype(bool)
     full = (pages.id + 1) * pages.size - 1 <= t[:, None]
     changed = np.ones((len(t), len(pages.id)), bool)
-    changed[1:] = np.logical_or.reduceat(alive[1:] != alive[:-1], pages.start[:-1], axis=1) | (full[1:] != full[:-1])
+    changed[1:] = np.logical_or.reduceat(flags[1:] != flags[:-1], pages.start[:-1], axis=1) | (full[1:] != full[:-1])
     step, page = np.nonzero(changed)
     number = np.zeros(changed.shape, np.int64)
     number[step, page] = np.arange(len(step))
     offset = np.arange(pages.size)
     inside = offset < np.diff(pages.start)[page][:, None]
     slot = np.where(inside, pages.start[page][:, None] + offset, 0)
-    return Versions(page, np.maximum.accumulate(number, axis=0), slot, inside & alive[step[:, None], slot], full[step, page])
+    valid = inside & alive[step[:, None], slot]
+    blurred = valid & ((flags[step[:, None], slot] & KEY_BLUR) > 0)
+    return Versions(page, np.maximum.accumulate(number, axis=0), slot, valid, blurred, full[step, page])

@@ -9,24 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine import select
+from kvsim.engine.bank import Record
 from kvsim.engine.pages import Pages, Versions, pages_of, versions
 from kvsim.engine.source import Source
-from kvsim.engine.stop import Depths, Ordered, Truth, depths
+from kvsim.engine.stop import Depths, Truth, depths, ordered
 from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
+from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Read, View
 from kvsim.policies.rules import Rule
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+UNKNOWN = 255  # no state of a page yet
+UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
 @dataclass
 class Picked:
     """What the query heads of one kv head read in a block of steps. chosen bool[N, G, P]; score f64[N, G, P], unscaled, NaN where no
     ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); scanned i64[N]: pages whose summary was read;
-    certified bool[N, G]: a rule's proof was reached (None: it gives none)."""
+    certified bool[N, G]: a rule's proof was reached (None: it gives none); sent i64[N]: scores that shards told each other."""
 
     pages: Pages
     chosen: Mask
@@ -35,17 +39,18 @@ class Picked:
     forced: Mask
     rounds: Ints
     scanned: Ints
-    certified: Mask | None = None
+    certified: Mask | None
+    sent: Ints
 
 
 class Reader:
     """Ranks and picks pages for one kv head under one read policy; keeps page summaries and, between refreshes, the set.
 
-    `full_block`: every call scores as many steps, so that products have one shape."""
+    `full_block`: every call scores as many steps, so that products have one shape. record: how the keys are stored."""
 
-    def __init__(self, read: Read, source: Source, head: int, full_block: int):
+    def __init__(self, read: Read, source: Source, head: int, full_block: int, record: Record | None = None):
         self.read, self.source, self.head, self.full_block = read, source, head, full_block
-        self.summaries = Summaries(read, source, head) if read.index is not None else None
+        self.summaries = Summaries(read, source, head, record) if read.index is not None else None
         self.held_set: tuple[int, list[set[int]]] | None = None  # position of the last ranking, the pages of each query head
 
     def pick(self, steps: Ints, t: Ints, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth) -> Picked:
@@ -57,27 +62,39 @@ class Reader:
         if read.read is None:  # everything(page=...): the pages are named, none is ranked
             every = np.repeat(exists[:, None], group, 1)
             none = np.full(every.shape, np.nan)
-            return Picked(pages, every, none, None, exists, np.ones(every.shape[:2], int), np.zeros(len(t), int))
+            zero = np.zeros(len(t), np.int64)
+            return Picked(pages, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         score = self._score(t, pages, pos, flags, q, truth)
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
-        rounds, order, certified = np.ones((len(t), group), np.int64), None, None
+        rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
         if isinstance(read.read, Rule):
             chosen, depth = self._by_rule(read.read, score, pages, flags, forced, visible, truth)
             rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
         else:
-            k = self._pages(read.read, visible)
-            chosen, order = self._chosen(score, exists, forced, k)
+            k = self.to_pages(read.read, visible)
+            chosen, order = self.choose(score, exists, forced, k)
             scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
+            sent = self._sent(exists, k, group)
         if read.refresh != 1:
             chosen, order, certified = self._keep_set(t, pages, exists, chosen, ranks), None, None
             score = np.where(ranks[:, None, None], score, np.nan)
-            scanned, rounds = np.where(ranks, scanned, 0), np.where(ranks[:, None], rounds, 0)
+            scanned, sent, rounds = np.where(ranks, scanned, 0), np.where(ranks, sent, 0), np.where(ranks[:, None], rounds, 0)
         scanned = scanned if read.index is not None else np.zeros_like(scanned)
-        return Picked(pages, chosen, score, order, forced, rounds, scanned, certified)
+        return Picked(pages, chosen, score, order, forced, rounds, scanned, certified, sent)
 
-    def _pages(self, budget: Any, visible: Ints) -> Ints:
+    def _sent(self, exists: Mask, k: Ints, group: int) -> Ints:
+        """i64[N]: with shards that rank together, every one tells its best scores, one list for each ranking."""
+        over, n = self.read.shards, exists.sum(1)
+        if over is None or over.n == 1 or over.budget != "global":
+            return np.zeros(len(k), np.int64)
+        rankings = group if self.read.heads in ("each", "share") else 1
+        own = np.stack([np.minimum(n // over.n + (s < n % over.n), k) for s in range(over.n)])
+        return np.where(n > k, own.sum(0) * rankings, 0)
+
+    def to_pages(self, budget: Any, visible: Ints) -> Ints:
+        """i64[N]: a budget at steps that see so many tokens."""
         lay, size = self.source.layer, self.read.page
         return np.array([allocate.to_pages(budget, size, int(n), self.source.request, lay) for n in visible])
 
@@ -91,28 +108,17 @@ class Reader:
         visible: Ints,
         truth: Truth,
     ) -> tuple[Mask, Depths]:
-        rows = pages.rows(flags)
-        exists, most = rows > 0, np.full(len(visible), len(pages.id))
-        order = select.page_order(score, exists, forced)
-        at = order.astype(np.int64)
-        plain = np.take_along_axis(np.where(exists[:, None], score * self.source.unit, -np.inf), at, -1)
-        bound = np.take_along_axis(
-            np.where(exists[:, None], self.source.bend(np.where(exists[:, None], score, 0)), -np.inf), at, -1
-        )
-        told = Ordered(
-            pages, order, plain, bound, np.take_along_axis(np.broadcast_to(rows[:, None], score.shape), at, -1),
-            exists.sum(1)[:, None], forced.sum(1)[:, None],
-        )  # fmt: skip
+        told, most = ordered(self.source, pages, score, pages.rows(flags), forced), np.full(len(visible), len(pages.id))
         cap, floor = getattr(rule, "cap", None), getattr(rule, "floor", None)
         depth = depths(
             rule,
             told,
-            (most if cap is None else self._pages(cap, visible))[:, None],
-            (0 * most if floor is None else self._pages(floor, visible))[:, None],
+            (most if cap is None else self.to_pages(cap, visible))[:, None],
+            (0 * most if floor is None else self.to_pages(floor, visible))[:, None],
             truth,
         )
         chosen = np.zeros(score.shape, bool)
-        np.put_along_axis(chosen, at, np.arange(score.shape[-1]) < depth.pages[..., None], -1)
+        np.put_along_axis(chosen, told.order.astype(np.int64), np.arange(score.shape[-1]) < depth.pages[..., None], -1)
         return np.repeat(chosen.any(1, keepdims=True), score.shape[1], 1) if self.read.heads == "share" else chosen, depth
 
     def _due(self, steps: Ints) -> Mask:
@@ -121,7 +127,8 @@ class Reader:
             due[i] = step == 0 if self.read.refresh == "never" else step % self.read.refresh == 0
         return due
 
-    def _chosen(self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints) -> tuple[Mask, NDArray[np.int32] | None]:
+    def choose(self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints) -> tuple[Mask, NDArray[np.int32] | None]:
+        """The pages bool[N, G, P] that a budget of k pages reads, and the order i32[N, G, P] when every head has its own."""
         read, group = self.read, score.shape[1]
         if read.heads == "split":
             private = getattr(read, "private", 1)
@@ -131,7 +138,8 @@ class Reader:
             ]
             return np.repeat(np.stack(sets)[:, None], group, 1), None
         order = select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
-        return select.pick(order, exists, forced, k, read.heads, group), order if read.heads == "each" else None
+        chosen = select.pick(order, exists, forced, k, read.heads, group, read.shards)
+        return chosen, order if read.heads == "each" and read.shards is None else None
 
     def _keep_set(self, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> Mask:
         """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read."""
@@ -153,8 +161,10 @@ class Reader:
         self, t: Ints, pages: Pages, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
     ) -> NDArray[np.float64]:
         """f64[N, G, P], -inf where a page does not exist."""
-        v = versions(pages, flags, t)
-        summary: dict[str, NDArray[Any]] = self.summaries.of(v, pages, pos) if self.summaries else {}
+        seen = self.summaries
+        v = versions(pages, flags, t, seen.matter if seen else ALIVE)
+        arrays: dict[str, NDArray[Any]] = seen.of(v, pages, pos) | seen.fitted if seen else {}
+        summary = {name: x[None] for name, x in arrays.items()}
         n, group, dim = q.shape
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
@@ -168,7 +178,7 @@ class Reader:
                 return out
 
         where = (self.source.request.id, self.source.layer.id, self.head)
-        view = View(times, batch, pages.id[v.page][None], {name: x[None] for name, x in summary.items()}, where, told)
+        view = View(times, batch, pages.id[v.page][None], summary, where, told)
         for x in (batch, times, *summary.values()):
             x.flags.writeable = False
         got = self.read.score(view)
@@ -181,32 +191,35 @@ class Reader:
         exists = np.broadcast_to((pages.rows(flags) > 0)[:, None], score.shape)
         if np.isnan(score[exists]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
-        return np.where(exists, score, -np.inf)
+        return np.where(exists, np.clip(score, -UNBOUNDED, UNBOUNDED), -np.inf)
 
 
 class Summaries:
-    """The index's arrays of one kv head; a page is summarised again only when its live rows changed.
+    """The index's arrays of one kv head; a page is summarised again only when its live rows, or how their keys are stored, changed."""
 
-    Rows leave a page, or join it as its newest: so how many live and which is the newest tell one state from another."""
-
-    def __init__(self, read: Read, source: Source, head: int):
+    def __init__(self, read: Read, source: Source, head: int, record: Record | None):
         self.index: Any = read.index
-        self.source, self.head = source, head
-        pages = -(-source.request.total // read.page)
-        self.state = np.full((pages, 3), -2)  # rows, newest position, closed
+        self.source, self.head, self.record, self.size = source, head, record, int(read.page)
+        fit = getattr(self.index, "fit", None)
+        self.fitted: dict[str, NDArray[Any]] = fit(source.whole("k", head)[: source.request.prompt]) if fit else {}
+        self.keys = getattr(self.index, "keys", "exact")
+        self.matter = ALIVE if self.keys == "exact" else ALIVE | KEY_BLUR
+        pages = -(-source.request.total // self.size)
+        self.state = np.full((pages, self.size + 1), UNKNOWN, np.uint8)  # of every position, and whether the page is closed
         self.arrays: dict[str, NDArray[Any]] = {}
 
     def of(self, v: Versions, pages: Pages, pos: Ints) -> dict[str, NDArray[Any]]:
         """{name: [V, ...]} for every version."""
-        ids = pages.id[v.page]
-        newest = np.where(v.valid, pos[v.slot], -1).max(1)
-        state = np.stack([v.valid.sum(1), newest, v.closed], 1)
+        ids, at = pages.id[v.page], pos[v.slot]
+        state = np.zeros((len(ids), self.size + 1), np.uint8)
+        np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
+        state[:, self.size] = v.closed
         stale = (state != self.state[ids]).any(1)
         made: dict[str, NDArray[Any]] = {}
         if stale.any():
-            at = np.where(v.valid[stale], pos[v.slot[stale]], 0)
-            keys = self.source.rows("k", self.head, at.ravel()).reshape(*at.shape, -1)
-            made = self.index.summarise(keys, v.valid[stale], v.closed[stale])
+            valid, blurred = v.valid[stale], v.blurred[stale]
+            keys, error = self._keys(np.where(valid, at[stale], 0), blurred)
+            made = self.index.summarise(keys, valid, v.closed[stale], **error, **self.fitted)
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
@@ -216,3 +229,31 @@ class Summaries:
             self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
         self.state[ids] = state
         return out
+
+    def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+        """f64[m, S, d] at positions [m, S] as the index wants them, and when it widens them by their error, that too."""
+        keys = self.source.rows("k", self.head, pos.ravel()).reshape(*pos.shape, -1)
+        if self.keys == "recon" and blurred.any():
+            assert self.record is not None
+            keys[blurred] = self.record.decoded["k"][self.head, pos[blurred]]
+        if self.keys != "expanded":
+            return keys, {}
+        error = np.zeros(keys.shape)
+        if blurred.any():
+            error[blurred] = self._error(pos[blurred], keys[blurred])
+        return keys, {"error": error}
+
+    def _error(self, pos: Ints, keys: NDArray[np.float64]) -> NDArray[np.float64]:
+        """f64[n, d]: how far decoding may move coded keys [n, d], by the steps of their groups; decoded keys are kept in float32."""
+        record = self.record
+        assert record is not None
+        assert record.key_group is not None
+        assert record.key_codec is not None
+        group = record.key_group[self.head]
+        members = np.flatnonzero(np.isin(group, group[pos]))
+        members = members[np.argsort(group[members], kind="stable")]
+        rows = self.source.rows("k", self.head, members)
+        error = record.key_codec.error(rows.reshape(-1, record.key_codec.tokens, rows.shape[1])).reshape(rows.shape)
+        order = np.argsort(members)
+        error = error[order[np.searchsorted(members[order], pos)]]
+        return error + 2.0**-24 * (np.abs(keys) + error)

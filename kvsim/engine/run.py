@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine import account
-from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, steps_per_block
+from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, steps_per_block, truth_of
 from kvsim.engine.bank import Record
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
@@ -91,7 +91,7 @@ class _Work:
         src, read = self.source, self.read
         self.past = Past(src, self.record, head)
         observed = self.record is not None and self.record.reads
-        self.reader = None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group))
+        self.reader = None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
         self.curves = None
         self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
@@ -99,6 +99,7 @@ class _Work:
             and self.record is None
             and read.heads == "each"
             and read.refresh == 1
+            and read.shards is None
             and not isinstance(read.read, Rule)
             and wanted.any()
         ):
@@ -108,11 +109,13 @@ class _Work:
 
     def step(self, dense: Dense, wanted: NDArray[np.bool_]) -> None:
         held = self.past.held(dense)
-        picked = self._picked(dense, held)
+        truth = truth_of(dense, held, self.record, self.read.index)
+        picked = self._picked(dense, held, truth)
         got = attend(dense, held, picked, self.record)
         group = dense.group
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
-        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got) | self.beside.columns(dense, held, picked, got)
+        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth)
+        heads |= self.beside.columns(dense, held, picked, got)
         if self.curves and picked is not None:
             self.curves.add(dense, held, picked, wanted)
         if self.plans and picked is not None:
@@ -124,7 +127,7 @@ class _Work:
         self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": self._live_pages(held)}, wanted)
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
         if self.explain and picked is not None and self.read.index is not None and self.read.refresh == 1:
-            columns = explained(self.read.index, dense, held, picked)
+            columns = explained(self.read.index, held, picked, truth)
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
 
     def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
@@ -160,10 +163,12 @@ class _Work:
                 by_step.setdefault(step, set()).update(pages)
         for part in parts:
             part["resident_page_bytes"] = (
-                np.array([len(by_step[s]) for s in part["step"].tolist()]) * self.read.page * self.source.layer.row_bytes
+                np.array([len(by_step[s]) for s in part["step"].tolist()])
+                * account.page_rows(self.job.chain.part("read"))
+                * self.source.layer.row_bytes
             )
 
-    def _picked(self, dense: Dense, held: Held) -> Picked | None:
+    def _picked(self, dense: Dense, held: Held, truth: HeldTruth) -> Picked | None:
         if self.read.page is None:
             return None
         if self.record is not None and self.record.reads:
@@ -171,8 +176,6 @@ class _Work:
         assert self.reader is not None
         src = self.source
         q = src.queries(dense.head, dense.index).astype(np.float64)
-
-        truth = HeldTruth(dense, held)
         return self.reader.pick(src.steps[dense.index], dense.t, held.pos, held.flags, q, truth)
 
     def _live_pages(self, held: Held) -> list[list[int]] | None:
@@ -209,13 +212,14 @@ def _observed(record: Record, dense: Dense, held: Held, size: int) -> Picked:
     pages, n, group = pages_of(held.pos, size), len(dense.index), dense.group
     shape = (n, group, len(pages.id))
     chosen, score, forced = np.zeros(shape, bool), np.full(shape, -np.inf), np.zeros((n, len(pages.id)), bool)
-    rounds, scanned, certified = np.zeros((n, group), np.int64), np.zeros(n, np.int64), np.zeros((n, group), bool)
+    rounds, certified = np.zeros((n, group), np.int64), np.zeros((n, group), bool)
+    scanned, sent = np.zeros((2, n), np.int64)
     proves = False
     for i, at in enumerate(dense.index):
         one: Picked = record.reads[at][dense.head]
         place = np.searchsorted(pages.id, one.pages.id)
         chosen[i][:, place], score[i][:, place], forced[i, place] = one.chosen[0], one.score[0], one.forced[0]
-        rounds[i], scanned[i] = one.rounds[0], one.scanned[0]
+        rounds[i], scanned[i], sent[i] = one.rounds[0], one.scanned[0], one.sent[0]
         if one.certified is not None:
             certified[i], proves = one.certified[0], True
-    return Picked(pages, chosen, score, None, forced, rounds, scanned, certified if proves else None)
+    return Picked(pages, chosen, score, None, forced, rounds, scanned, certified if proves else None, sent)

@@ -8,13 +8,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine import select
 from kvsim.engine.pages import Pages
+from kvsim.engine.source import Source
 from kvsim.kernels.dense import LOG2E
 from kvsim.policies.rules import Rule, exact, gap, mass, top_p
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-DOUBT = 1e-13  # of |q| |k|: two float64 sums of the same few hundred products differ by less, so closer numbers count as equal
+DOUBT = 1e-12  # of |q| |k|: a bound and a logit rounded in float64 may change places when closer, so then the page is read
 
 
 class Truth(Protocol):
@@ -23,7 +25,7 @@ class Truth(Protocol):
     def peak(self, pages: Pages) -> Floats: ...  # [N, G, P]: the largest of each page
     def mass(self, pages: Pages) -> Floats: ...  # [N, G, P]: softmax mass of each page, times 2**top
     def top(self, pages: Pages) -> Floats: ...  # [N, G]: the largest of all
-    def kth(self, r: int) -> Floats: ...  # [N, G]: the r-th largest token, -inf where fewer are live
+    def kth(self, r: int) -> Floats: ...  # [N, G]: the r-th largest token before any soft cap, -inf where fewer are live
     def size(self) -> Floats: ...  # [N, G]: a bound on |q| |k|, as a logit
 
 
@@ -36,13 +38,24 @@ class Ordered:
     order: NDArray[np.int32]
     plain: Floats
     bound: Floats
-    rows: Floats
+    rows: Ints
     many: Ints
     forced: Ints
 
     @property
     def beyond(self) -> NDArray[np.bool_]:
         return np.arange(self.order.shape[-1]) >= self.many[..., None]
+
+
+def ordered(source: Source, pages: Pages, score: Floats, rows: Ints, forced: NDArray[np.bool_]) -> Ordered:
+    """score f64[N, G, P], unscaled; rows i64[N, P]: live tokens; forced bool[N, P]: of the pages that have some."""
+    exists = rows > 0
+    order = select.page_order(score, exists, forced)
+    at, there = order.astype(np.int64), np.broadcast_to(exists[:, None], score.shape)
+    known = np.where(there, score, 0)
+    plain, bound = (np.take_along_axis(np.where(there, x, -np.inf), at, -1) for x in (known * source.unit, source.bend(known)))
+    of = np.take_along_axis(np.broadcast_to(rows[:, None], score.shape), at, -1)
+    return Ordered(pages, order, plain, bound, of, exists.sum(1)[:, None], forced.sum(1)[:, None])
 
 
 @dataclass(frozen=True)
@@ -76,9 +89,10 @@ def _plain(opened: Ints, pages: Ordered) -> Depths:
 
 def _exact(rule: exact, pages: Ordered, truth: Truth) -> Ints:
     """Every page whose bound reaches the r-th largest logit of all live tokens must be opened, and no other: once those are open the
-    r-th largest read is the r-th largest there is, and before that the next bound is not below it."""
+    r-th largest read is the r-th largest there is, and before that the next bound is not below it. A soft cap keeps the order, and makes
+    ties of what lies far above it; so both sides are compared without."""
     level = truth.kth(rule.r)[..., None] - DOUBT * truth.size()[..., None]
-    reach = (pages.bound >= level) & ~pages.beyond
+    reach = (pages.plain >= level) & ~pages.beyond
     last = np.where(reach, np.arange(1, reach.shape[-1] + 1), 0).max(-1)
     return np.maximum(last, pages.forced)
 
@@ -112,8 +126,8 @@ def _top_p(rule: top_p, pages: Ordered) -> Ints:
 def _gap(rule: gap, pages: Ordered, cap: Ints, floor: Ints) -> Ints:
     """K = forced + j, j >= 1: the fall is between the j-th and the next page that is not forced; the last page falls without end."""
     k = np.arange(1, pages.order.shape[-1] + 1)
-    fall = np.full(pages.plain.shape, np.inf)
-    fall[..., :-1] = (pages.plain[..., :-1] - pages.plain[..., 1:]) / LOG2E
+    plain, fall = np.where(pages.beyond, 0, pages.plain), np.full(pages.plain.shape, np.inf)
+    fall[..., :-1] = (plain[..., :-1] - plain[..., 1:]) / LOG2E
     fall = np.where(k >= pages.many[..., None], np.inf, fall)
     lowest = np.maximum(floor, pages.forced + 1)[..., None]
     good = (fall >= rule.min) & (k >= lowest) & (k <= cap[..., None])

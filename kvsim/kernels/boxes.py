@@ -15,11 +15,12 @@ PAD = 4  # keeps the rows of a tile off each other's cache sets
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def corners(keys: Floats, rows: NDArray[np.int64], count: NDArray[np.int64], lo: Floats, hi: Floats) -> None:
-    """keys [m, S, d]; rows [m, S]: the first count[m] are the page's rows in the order they are split; lo, hi [m, n, d].
+def corners(low: Floats, high: Floats, rows: NDArray[np.int64], count: NDArray[np.int64], lo: Floats, hi: Floats) -> None:
+    """low, high [m, S, d]: where each key lies, the same array twice when it is known; rows [m, S]: the first count[m] are the page's
+    rows in the order they are split; lo, hi [m, n, d].
 
     n parts of sizes that differ by at most one, larger first; a part without rows repeats the first box."""
-    m, _, d = keys.shape
+    m, _, d = low.shape
     n = lo.shape[1]
     for i in range(m):
         start = 0
@@ -31,11 +32,12 @@ def corners(keys: Floats, rows: NDArray[np.int64], count: NDArray[np.int64], lo:
                     hi[i, b, j] = hi[i, 0, j] if b else 0.0
                 continue
             for j in range(d):
-                lo[i, b, j] = hi[i, b, j] = keys[i, rows[i, start], j]
+                lo[i, b, j] = low[i, rows[i, start], j]
+                hi[i, b, j] = high[i, rows[i, start], j]
             for s in range(start + 1, start + size):
                 for j in range(d):
-                    lo[i, b, j] = min(lo[i, b, j], keys[i, rows[i, s], j])
-                    hi[i, b, j] = max(hi[i, b, j], keys[i, rows[i, s], j])
+                    lo[i, b, j] = min(lo[i, b, j], low[i, rows[i, s], j])
+                    hi[i, b, j] = max(hi[i, b, j], high[i, rows[i, s], j])
             start += size
 
 

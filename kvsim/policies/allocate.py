@@ -61,10 +61,14 @@ def largest_remainder(raw: Any, total: int) -> NDArray[np.int64]:
 
 
 def for_layer(chain: Chain, layer: Layer) -> Chain:
-    """The chain as this layer runs it: dense_layers=n reads the first n whole, and an index's dtype "kv" is the billed one."""
+    """The chain as this layer runs it: dense_layers=n reads the first n whole, and an index's dtype "kv" is the billed one.
+
+    Raises WrongUse for an index that has no form for the layer's keys."""
     read = chain.part("read")
     if read is None or layer.id < getattr(read, "dense_layers", 0):
         return chain if read is None else chain.with_part(everything(page=read.page))
+    if hasattr(read.index, "check"):
+        read.index.check(layer.key_dim)
     if getattr(read.index, "dtype", None) == "kv":
         return chain.with_part(replace(read, index=replace(read.index, dtype=layer.dtype)))
     return chain

@@ -23,14 +23,14 @@ from kvsim.policies.parameters import parameters, unknown, written
 from kvsim.policies.protocol import Chain, Part
 from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import RULES
-from kvsim.units import READ_UNITS
+from kvsim.units import WORDS
 
 __all__ = ["Policy", "canonical", "complete", "known", "load_file", "parse", "parse_policy", "per_layer"]
 
 LONGEST = 4000  # characters of an expression
 DEEPEST = 20  # nodes inside one another; keep >> store >> read(index=boxes(n=-1)) has 9
 MOST = 10_000  # layers or heads
-UNITS: dict[str, type] = {unit.__name__: unit for unit in READ_UNITS}
+UNITS: dict[str, type] = {unit.__name__: unit for unit in WORDS}
 EXAMPLE = "for example h2o(hold=share(0.2)) >> quest(read=tokens(1024))"
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from kvsim.errors import WrongUse
 from kvsim.policies.parameters import unknown
 from kvsim.policies.protocol import KINDS, Part
-from kvsim.units import READ_UNITS
+from kvsim.units import WORDS
 
 PACKAGES = {"policy": ("keep", "store", "read"), "index": ("index",)}
 _loaded: dict[str, dict[str, str]] = {"policy": {}, "index": {}}  # {name: module} from policy files
@@ -88,7 +88,7 @@ def _public(module: ModuleType) -> dict[str, type]:
 
 
 def _acceptable(path: Path, name: str, cls: type) -> None:
-    taken = {u.__name__: u.__module__ for u in READ_UNITS} | names("policy") | names("index")
+    taken = {u.__name__: u.__module__ for u in WORDS} | names("policy") | names("index")
     if name in taken:
         raise WrongUse(f"policy file {path}: {name!r} is already the name of {taken[name]}.{name}; give it another")
     if issubclass(cls, Part) and cls.kind not in KINDS:

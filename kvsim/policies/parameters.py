@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, NoReturn
 
 from kvsim.errors import WrongUse
-from kvsim.units import READ_UNITS, tokens
+from kvsim.units import READ_UNITS, WORDS, tokens
 
 
 class Checked(type):
@@ -46,7 +46,7 @@ def expect(part: object, parameter: str, holds: bool, what: str) -> None:
 def written(value: Any) -> str:
     """A value as the language writes it, so that it parses back: dataclasses as calls, defaults included
     (those of fields with repr=False left out); 1.0 is 1."""
-    if type(value) in READ_UNITS:
+    if type(value) in WORDS:
         first, *rest = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
         shown = [written(first[1])] + [f"{f.name}={written(x)}" for f, x in rest]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

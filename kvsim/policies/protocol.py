@@ -125,7 +125,14 @@ class View:
 
 
 class Index(Protocol):
-    """A page's summary and what it says about a query. bound: score is never below the best true q·k of the page."""
+    """A page's summary and what it says about a query. bound: score is never below the best true q·k of the page, to float64.
+
+    It may also have (boxes has all of them):
+        keys: "exact" | "recon" | "expanded"    summarise is given the captured keys, the keys as they are stored, or the captured keys and
+                                                error= [m, S, d], how far each may lie from the stored one
+        fit(keys [n, d]) -> {name: array}       what it must know of a kv head's prompt; summarise and score are given it, too (or None)
+        once(dim) -> int                        numbers stored once per kv head, and read at every ranking
+        check(dim)                              raises WrongUse for keys it has no form for"""
 
     @property
     def bound(self) -> bool: ...
@@ -149,6 +156,9 @@ class Part(metaclass=Checked):
     @property
     def needs(self) -> frozenset[Need]:
         return frozenset()
+
+    def beside(self, chain: Chain) -> None:
+        """Raises WrongUse when this part cannot do its work next to the others of the chain."""
 
     def __rshift__(self, other: Part | Chain) -> Chain:
         return Chain((self,)) >> other
@@ -221,6 +231,8 @@ class Read(Part):
 
     index = None  # an Index, when pages are ranked by their summaries
     heads = "each"
+    tile = None
+    shards = None
 
     def __post_init__(self) -> None:
         expect(self, "page", self.page >= 1, "a page size of 1 token or more")
@@ -251,6 +263,8 @@ class Chain:
         if ranks != sorted(set(ranks)):
             shown = " >> ".join(f"{type(p).__name__} ({p.kind})" for p in self.parts)
             raise WrongUse(f"{shown}: the order is keep >> store >> read, each at most once")
+        for part in self.parts:
+            part.beside(self)
 
     def __rshift__(self, other: Part | Chain) -> Chain:
         if not isinstance(other, (Part, Chain)):

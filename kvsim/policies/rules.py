@@ -5,10 +5,10 @@ that certifies, an upper bound of the page's true logits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import ClassVar
 
-from kvsim.policies.parameters import Checked, expect
+from kvsim.policies.parameters import Checked, expect, written
 from kvsim.units import Budget
 
 
@@ -70,6 +70,9 @@ class gap(Rule):
 
     def __post_init__(self) -> None:
         expect(self, "min", self.min >= 0, "a fall in scaled logits, 0 or more")
+        (floor, *of), (cap, *over) = astuple(self.floor), astuple(self.cap)
+        comparable = type(self.floor) is type(self.cap) and of == over
+        expect(self, "floor", not comparable or floor <= cap, f"at most cap={written(self.cap)}")
 
 
 RULES: dict[str, type[Rule]] = {"exact": exact, "mass": mass, "top_p": top_p, "gap": gap}

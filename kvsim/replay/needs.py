@@ -29,8 +29,8 @@ def check_needs(trace: Trace, asked: Asked) -> None:
 def _in_layer(chain: Chain, layer: Layer) -> Chain:
     try:
         return allocate.for_layer(chain, layer)
-    except WrongUse as e:  # an index that has no form in the dtype that is billed
-        raise WrongUse(f"kv dtype {layer.dtype}: {e}") from None
+    except WrongUse as e:  # an index that has no form in the dtype that is billed, or for these keys
+        raise WrongUse(f"layer {layer.id}, kv dtype {layer.dtype}: {e}") from None
 
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:

@@ -27,7 +27,7 @@ def test_corners_are_the_naive_ones(n, rows):
     rng = np.random.default_rng(rows)
     keys, order = rng.standard_normal((2, 16, 5)), rng.permuted(np.tile(np.arange(16), (2, 1)), axis=1)
     lo, hi = np.full((2, 2, n, 5), np.nan)
-    corners(keys, order, np.full(2, rows), lo, hi)
+    corners(keys, keys, order, np.full(2, rows), lo, hi)
     for i in range(2):
         split = keys[i, order[i, :rows]] if rows else np.zeros((1, 5))
         assert np.array_equal([lo[i], hi[i]], naive.box_corners(split, n))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kvsim import boxes
-from kvsim.policies.index.boxes import LARGEST, principal_order, rounded
+from kvsim.errors import WrongUse
+from kvsim.policies.index.boxes import principal_order
 
 A = [(3, -2), (1, 1), (0, 0)]
 B = [(1, 2), (-1, 4)]
@@ -70,29 +69,6 @@ def test_numbers_stored():
 
 
 # ------------------------------------------------------------------------------------------------ a bound, always
-@given(
-    arrays(
-        np.float64, st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5)), elements=st.floats(-100, 100, width=32)
-    ),
-    st.integers(1, 5),
-    st.sampled_from(["order", "cluster"]),
-    st.sampled_from(["kv", "float32", "float16", "bfloat16"]),
-    st.integers(0, 2**32),
-)
-@settings(deadline=None, max_examples=150)
-def test_no_key_is_above_its_page(keys, n, by, dtype, seed):
-    rng = np.random.default_rng(seed)
-    valid = rng.random(keys.shape[:2]) < 0.7
-    valid[:, 0] = True
-    q = rng.standard_normal((2, 1, 2, keys.shape[2])) * 10
-    index = boxes(n=n, by=by, dtype=dtype)
-    summary = index.summarise(keys, valid, np.ones(len(keys), bool))
-    score = index.score(q, {k: x[None] for k, x in summary.items()})
-    truth = np.where(valid, np.einsum("nhgd,psd->nhgps", q, keys), -np.inf).max(axis=-1)
-    slack = 1e-14 * (np.abs(q).sum(axis=-1, keepdims=True) * np.abs(keys).max())
-    assert (score >= truth - slack).all()
-
-
 @given(arrays(np.float64, (1, 8, 3), elements=st.floats(-9, 9, width=16)), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=50)
 def test_more_boxes_by_order_of_a_power_of_two_never_loosen(keys, seed):
@@ -101,66 +77,17 @@ def test_more_boxes_by_order_of_a_power_of_two_never_loosen(keys, seed):
     assert (np.diff(scores) <= 1e-9).all()
 
 
-EVERY = st.one_of(
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.floats(allow_nan=False, allow_infinity=False, width=32),
-    st.floats(allow_nan=False, allow_infinity=False, width=16),
-    st.sampled_from(
-        [65504.0, 65519.9, 65520.0, -65520.0, 1e5, 3.4e38, 3.5e38, -3.5e38, 5e-324, -6e-8, 1e-45, 0.0, -0.0, 1.00048, -2.07]
-    ),
-)
-
-
-PATTERNS = np.arange(2**16, dtype=np.uint16)
-NUMBERS: dict[str, Any] = {"float16": PATTERNS.view(np.float16), "bfloat16": (PATTERNS.astype(np.uint32) << 16).view(np.float32)}
-
-
-def enclosing(x, dtype):
-    """The largest number of a 16-bit dtype that is not above x, and the smallest that is not below."""
-    numbers = NUMBERS[dtype][np.isfinite(NUMBERS[dtype])].astype(float)
-    return numbers[numbers <= x].max(initial=-LARGEST), numbers[numbers >= x].min(initial=LARGEST)
-
-
-def corner(values, **of):
-    keys = np.array(values).reshape(1, -1, 1)
-    made = boxes(**of).summarise(keys, np.ones(keys.shape[:2], bool), np.array([True]))
-    return made["lo"].item(), made["hi"].item()
-
-
-@given(st.lists(EVERY, min_size=1, max_size=4), st.sampled_from(["float16", "bfloat16"]))
-@settings(deadline=None, max_examples=200)
-def test_outward_corners_are_the_nearest_numbers_that_enclose(values, dtype):
-    assert corner(values, dtype=dtype) == (enclosing(min(values), dtype)[0], enclosing(max(values), dtype)[1])
-
-
-@given(EVERY)
-def test_float32_corners_are_one_number_apart_at_most(value):
-    lo, hi = corner([value], dtype="float32")
-    assert lo <= value <= hi
-    if max(-lo, hi) < LARGEST:
-        assert (np.float32(lo), np.float32(hi)) == (lo, hi)
-        assert hi in (lo, np.nextafter(np.float32(lo), np.float32(np.inf)))
-    else:
-        assert abs(value) > float(np.finfo(np.float32).max)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_numbers_of_the_dtype_stay(dtype):
-    x = np.unique(rounded(np.random.default_rng(0).standard_normal(500) * 100, dtype))
-    made = boxes(dtype=dtype).summarise(x.reshape(-1, 1, 1), np.ones((len(x), 1), bool), np.ones(len(x), bool))
-    assert np.array_equal([made["lo"].ravel(), made["hi"].ravel()], [x, x])
-
-
-def test_rounding_by_hand():
-    assert corner([1.00048], dtype="float16") == (1.0, 1.0009765625)
-    assert corner([1.00048], dtype="float16", rounding="nearest") == (1.0, 1.0)
-    assert corner([-2.07, 3.17], dtype="bfloat16") == (-2.078125, 3.171875)
+def test_only_nearest_is_no_bound():
     assert boxes().bound
     assert not boxes(rounding="nearest").bound
+    made = {
+        r: boxes(dtype="float16", rounding=r).summarise(np.full((1, 1, 1), 1.00048), *TRUE)["hi"].item()
+        for r in ("nearest", "outward")
+    }
+    assert made == {"nearest": 1.0, "outward": 1.0009765625}
 
 
-def test_bfloat16_rounds_halves_to_even():
-    assert rounded(np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8]), "bfloat16").tolist() == [1, 1 + 2.0**-6, -1]
+TRUE = np.ones((1, 1), bool), np.ones(1, bool)
 
 
 def test_past_the_largest_number_a_page_is_always_a_candidate():
@@ -170,3 +97,79 @@ def test_past_the_largest_number_a_page_is_always_a_candidate():
     assert score == 1
     [score] = bound([[(70000.0, 1.0)]], (-1, 0), dtype="float16")
     assert -70000 <= score == -65504
+
+
+def test_fp8_corners_past_448_are_unbounded_on_their_side_alone():
+    page = [[(500.0, 1.0), (-3.0, 2.0)]]
+    assert bound(page, (1, 0), dtype="fp8")[0] >= 500
+    assert bound(page, (-1, 0), dtype="fp8") == [3]
+    assert bound(page, (0, 1), dtype="fp8") == [2]
+
+
+# ------------------------------------------------------------------------------------------------ bases
+def test_a_basis_changes_the_box_and_not_the_truth():
+    assert bound([[(2, 2), (-2, -2), (1, 1)]], (1, -1)) == [4]
+    assert bound([[(2, 2), (-2, -2), (1, 1)]], (1, -1), rotate="hadamard") == pytest.approx([0], abs=1e-15)
+    assert bound([[(3, 0), (-3, 0)]], (0, 1)) == [0]
+    assert bound([[(3, 0), (-3, 0)]], (0, 1), rotate="hadamard") == pytest.approx([3])
+
+
+def test_the_principal_basis_hugs_keys_that_lie_on_a_line():
+    line = np.random.default_rng(0).standard_normal((200, 1)) * [1.0, 2, -3, 0.5]
+    pages, q = line.reshape(25, 8, 4), np.array([0.0, 3, 2, 0])  # q is at right angles to the line
+    loose, tight = (against(boxes(rotate=r), pages, q, line) for r in ("none", "pca"))
+    assert loose.min() > 1
+    assert np.abs(tight).max() < 1e-12
+
+
+def test_parts_are_those_of_the_unturned_keys():
+    rng = np.random.default_rng(1)
+    page, q = rng.standard_normal((1, 7, 4)), rng.standard_normal(4)
+    for by in ("order", "cluster"):
+        one = against(boxes(n=7, by=by, rotate="hadamard"), page, q)  # a box per key
+        assert one == pytest.approx([(page[0] @ q).max()])
+    order = principal_order(page[0])
+    parts = [page[0][order[:4]], page[0][order[4:]]]
+    want = max(against(boxes(rotate="hadamard"), part[None], q)[0] for part in parts)
+    assert against(boxes(n=2, by="cluster", rotate="hadamard"), page, q)[0] == want
+
+
+def against(index, pages, q, prompt=None):
+    """Scores [m] of pages [m, S, d] for one query; a basis is fitted to `prompt`."""
+    fitted = index.fit(prompt) if index.fit else {}
+    summary = index.summarise(pages, np.ones(pages.shape[:2], bool), np.ones(len(pages), bool), **fitted)
+    return index.score(q.reshape(1, 1, 1, -1), {k: x[None] for k, x in (summary | fitted).items()}).ravel()
+
+
+def test_a_hadamard_basis_needs_a_power_of_two():
+    boxes(rotate="hadamard").check(64)
+    boxes(rotate="pca").check(80)
+    with pytest.raises(
+        WrongUse, match=r'boxes\(rotate="hadamard"\): keys have 80 dimensions, expected a power of two; "pca" and "random"'
+    ):
+        boxes(rotate="hadamard").check(80)
+
+
+def test_a_matrix_that_must_be_stored_is_counted_once():
+    assert [boxes(rotate=r).once(64) for r in ("none", "hadamard", "pca", "random")] == [0, 0, 4096, 4096]
+    assert {boxes(rotate=r).numbers(64) for r in ("none", "hadamard", "pca", "random")} == {128}
+
+
+# ------------------------------------------------------------------------------------------------ keys that may lie elsewhere
+def test_boxes_are_widened_by_the_error_of_each_key():
+    keys, error = np.array([[[1.0, 5.0], [3.0, -2.0]]]), np.array([[[0.5, 0.0], [0.25, 1.0]]])
+    made = boxes(keys="expanded").summarise(keys, np.ones((1, 2), bool), np.ones(1, bool), error=error)
+    assert (made["lo"].ravel().tolist(), made["hi"].ravel().tolist()) == ([0.5, -3.0], [3.25, 5.0])
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["none", "hadamard", "random", "pca"]), st.sampled_from(["kv", "bfloat16", "fp8"]))
+@settings(deadline=None, max_examples=60)
+def test_widened_boxes_hold_wherever_the_keys_lie(seed, rotate, dtype):
+    rng = np.random.default_rng(seed)
+    keys, error, q = rng.standard_normal((5, 6, 8)), rng.random((5, 6, 8)), rng.standard_normal(8)
+    index = boxes(keys="expanded", rotate=rotate, dtype=dtype, n=2)
+    fitted = index.fit(keys.reshape(-1, 8)) if index.fit else {}
+    summary = index.summarise(keys, np.ones((5, 6), bool), np.ones(5, bool), error=error, **fitted)
+    score = index.score(q.reshape(1, 1, 1, -1), {k: x[None] for k, x in (summary | fitted).items()}).ravel()
+    worst = (keys @ q + error @ np.abs(q)).max(axis=1)  # every key at its worst corner
+    assert (score >= worst - 1e-12).all()

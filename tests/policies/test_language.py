@@ -109,7 +109,8 @@ def test_the_canonical_form_shows_every_parameter():
         'h2o(hold=share(0.2, of="visible"), recent=0.5, sinks=0, decay=1, prefill="captured")'
         " >> kivi(k_bits=4, v_bits=4, group=32, residual=128)"
         ' >> quest(read=tokens(512), page=16, sinks=0, recent=0, tail="forced", refresh=1,'
-        ' index=boxes(n=1, by="order", dtype="kv", rounding="outward"), heads="max", private=1, dense_layers=0)'
+        ' index=boxes(n=1, by="order", dtype="kv", rounding="outward", keys="exact", rotate="none"), heads="max", private=1,'
+        " dense_layers=0, tile=None, shards=None)"
     )
 
 
@@ -228,9 +229,9 @@ REFUSED = {
     "quest(read=tokens(32), pages=16)": "unknown parameter of quest 'pages', did you mean 'page'?",
     "quest(read=tokens(32), index=boxs())": "unknown unit, rule or index 'boxs', did you mean 'boxes'?",
     "quest(read=token(32))": "unknown unit, rule or index 'token', did you mean 'tokens'?",
-    "quest(read=tokens(1), index=boxes(m=3))": "unknown parameter of boxes 'm': one of by, dtype, n, rounding",
+    "quest(read=tokens(1), index=boxes(m=3))": "unknown parameter of boxes 'm': one of by, dtype, keys, n, rotate, rounding",
     "quest(read=share(0.2, off='x'))": "unknown parameter of share 'off', did you mean 'of'?",
-    "quest(read=__import__('os'))": "unknown unit, rule or index '__import__': one of boxes, exact, gap, kib, mass, mib, pages, share, tokens, top_p",
+    "quest(read=__import__('os'))": "unknown unit, rule or index '__import__': one of boxes, digest, exact, gap, kib, mass, mib, pages, shards, share, sphere, tokens, top_p",
     "quest(preset='mit-kernl')": "unknown preset of quest 'mit-kernl', did you mean 'mit-kernel'?",
     "tova(preset='x')": "unknown preset of tova 'x': there are none",
     "tokens(4)": f"unknown policy 'tokens': {KNOWN}",
@@ -264,8 +265,8 @@ REFUSED = {
     "quest(read=tokens(1), dense_layers=-1)": "quest(dense_layers=-1): expected 0 layers or more",
     "quest(read=tokens(1), index=3)": "quest(index=3): expected an index, for example boxes()",
     "quest(read=tokens(1), index=boxes(n=0))": "boxes(n=0): expected 1 box per page or more",
-    "quest(read=tokens(1), index=boxes(dtype='fp8'))": 'boxes(dtype="fp8"): expected "kv" or "float32" or "float16" or "bfloat16"',
-    "quest(read=tokens(1), index=boxes(keys='recon'))": "unknown parameter of boxes 'keys': one of by, dtype, n, rounding",
+    "quest(read=tokens(1), index=boxes(dtype='int8'))": 'boxes(dtype="int8"): expected "kv" or "float32" or "float16" or "bfloat16" or "fp8"',
+    "quest(read=tokens(1), index=boxes(keys='old'))": 'boxes(keys="old"): expected "exact" or "recon" or "expanded"',
     "h2o(hold=tokens(8), recent=2)": "h2o(recent=2): expected a part of the hold budget, 0 to 1",
     "h2o(hold=tokens(8), decay=0)": "h2o(decay=0): expected a factor per step, above 0 and at most 1",
     "h2o(hold=tokens(8), sinks=-1)": "h2o(sinks=-1): expected 0 tokens or more",

@@ -21,4 +21,6 @@ class everything(Part):
     index = None
     heads = "each"
     refresh = 1
+    tile = None
+    shards = None
     forced = Forced()

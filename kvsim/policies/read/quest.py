@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from kvsim import units
 from kvsim.policies.index.boxes import boxes
-from kvsim.policies.protocol import Floats, Read, View, expect
+from kvsim.policies.protocol import Chain, Floats, Read, View, expect
 from kvsim.policies.rules import Rule
 from kvsim.units import Budget, tokens
 
@@ -32,22 +33,36 @@ class quest(Read):
     private: int = 1  # pages of its own that heads="split" gives every query head
     tail: Literal["forced", "free"] = "forced"
     dense_layers: int = 0
+    tile: int | None = None  # type: ignore[assignment]  # rows that memory holds and loads at once; a page has tiles of its own
+    shards: units.shards | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "index", hasattr(self.index, "summarise"), "an index, for example boxes()")
+        expect(self, "index", getattr(self.index, "n", 1) <= self.page, f"at most one box per token of page={self.page}")
         expect(self, "private", self.private >= 0, "0 pages or more")
         expect(self, "dense_layers", self.dense_layers >= 0, "0 layers or more")
+        expect(self, "tile", self.tile is None or self.tile >= 1, "1 row or more")
         if isinstance(self.read, Rule):
+            rule = type(self.read).__name__
             alone = self.heads in ("each", "share")
             expect(self, "heads", alone, "each or share with a stopping rule: every head stops by itself")
+            expect(self, "shards", self.shards is None, f"none with {rule}(), which stops on one order of all pages")
             proof = self.index.bound or not self.read.certifies
-            expect(
-                self,
-                "index",
-                proof,
-                f"an index that is a bound, because {type(self.read).__name__}() proves by it what it may leave out",
-            )
+            expect(self, "index", proof, f"an index that is a bound, because {rule}() proves by it what it may leave out")
+        whole = self.shards is None or self.heads != "split"
+        expect(self, "heads", whole, "each, share, max, mean or softmax_mean with shards=")
+
+    def beside(self, chain: Chain) -> None:
+        codecs = next((c for p in chain.parts if (c := getattr(p, "codecs", None)) is not None), None)
+        if codecs is None or codecs.k is None:
+            return
+        keys = getattr(self.index, "keys", "exact")
+        if isinstance(self.read, Rule) and self.read.certifies:
+            proof = f'keys="recon" or "expanded", because {type(self.read).__name__}() proves by bounds of the keys that are read'
+            expect(self, "index", keys != "exact", f"{proof}, and they are coded")
+        known = hasattr(codecs.k, "error") and codecs.keys == "post"
+        expect(self, "index", keys != "expanded" or known, 'keys="recon": how far decoding moves a rotated key is not known here')
 
     def score(self, view: View) -> Floats:
         scores: Floats = self.index.score(view.q, view.summary)
