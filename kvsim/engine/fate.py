@@ -23,22 +23,22 @@ def tiers_and_events(
     A tiers row holds runs of equal tier: the whole prompt at step -1, then only the positions whose tier changed at the step."""
     prompt = source.request.prompt
     now = record.start[head].copy()
-    whole = np.arange(source.layer.first_visible(prompt - 1), prompt)
+    first, last = source.layer.first_visible(prompt - 1), prompt - 1
+    whole = np.arange(first, prompt)
     tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole]))}]
     before = np.full(len(whole), ALIVE, np.uint8)
-    events = [_event(-1, before, now[whole], whole, whole, 0)]
-    last = prompt - 1
+    events = [_event(-1, before, now[whole], len(whole), 0)]
+    full = int(_exact(now[whole]).sum())
     for i, (step, t) in enumerate(zip(source.steps.tolist(), source.t.tolist(), strict=True)):
-        mine = [(pos, flags) for h, pos, flags in record.changes[i] if h == head]
-        pos, flags = (
-            (np.concatenate(x) for x in zip(*mine, strict=True)) if mine else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
-        )
-        pos, flags = _latest(pos, flags)
+        pos, flags = _latest([(pos, flags) for h, pos, flags in record.changes[i] if h == head])
         if len(pos):
             tiers.append({"step": step, "runs": runs(pos, _tier(codecs, flags))})
-        old = np.arange(source.layer.first_visible(t), last + 1)
-        events.append(_event(step, now[pos], flags, pos, old[_exact(now[old])], t - last))
-        now[pos], last = flags, t
+        seen = source.layer.first_visible(t)
+        full -= int(_exact(now[first:seen]).sum())  # those that left a sliding window; now: exact tokens that existed before
+        old = (pos >= seen) & (pos <= last)
+        events.append(_event(step, now[pos], flags, full, t - last, old))
+        full += t - last + int(_exact(flags).sum()) - int(_exact(now[pos]).sum())
+        now[pos], first, last = flags, seen, t
     return tiers, events
 
 
@@ -51,8 +51,12 @@ def runs(pos: NDArray[np.int64], tier: NDArray[np.int64]) -> list[dict[str, int]
     return [{"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a])} for a, b in zip(start, stop, strict=True)]
 
 
-def _latest(pos: NDArray[np.int64], flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """A cut and a placement may both touch a token in one step: what it became last."""
+def _latest(changes: list[tuple[NDArray[np.int64], NDArray[np.uint8]]]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """(positions, ascending; flags) of one step. A cut and a placement may both touch a token: what it became last."""
+    if len(changes) == 1:
+        return changes[0]
+    pos = np.concatenate([np.zeros(0, np.int64), *(p for p, _ in changes)])
+    flags = np.concatenate([np.zeros(0, np.uint8), *(f for _, f in changes)])
     unique, at = np.unique(pos[::-1], return_index=True)
     return unique, flags[::-1][at]
 
@@ -71,13 +75,13 @@ def _tier(codecs: Codecs | None, flags: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _event(
-    step: int, before: NDArray[np.uint8], after: NDArray[np.uint8], pos: NDArray[np.int64], full: NDArray[np.int64], born: int
+    step: int, before: NDArray[np.uint8], after: NDArray[np.uint8], full: int, born: int, old: NDArray[np.bool_] | bool = True
 ) -> dict[str, Any]:
-    """Counts of one step, in which the tokens at `pos` changed. churn: 1 - |A & B| / |A or B| of the exact tokens before (`full`) and
-    after, of those that existed before and can still be seen."""
+    """Counts of one step from the flags of the tokens that changed. churn: 1 - |A & B| / |A or B| of the exact tokens before (`full` of
+    them) and after, of those that existed before and can still be seen (`old`)."""
     left, joined = _exact(before) & ~_exact(after), ~_exact(before) & _exact(after)
     alive, stays = (before & ALIVE) > 0, (after & ALIVE) > 0
-    churned = int((left & np.isin(pos, full)).sum()) + int(joined.sum())
+    churned = int((left & old).sum()) + int(joined.sum())
     return {
         "step": step,
         "promoted": int(joined.sum()),
@@ -85,5 +89,5 @@ def _event(
         "evicted": int((alive & ~stays).sum()),
         "aged_in": born,
         "requantised": 0,
-        "churn": churned / max(1, len(full) + int(joined.sum())),
+        "churn": churned / max(1, full + int(joined.sum())),
     }

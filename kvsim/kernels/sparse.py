@@ -34,6 +34,24 @@ def _weigh(e, rows, n, out):
             out[j] += a * rows[k, j]
 
 
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def _total(e, n):
+    """The float64 sum of e[:n]."""
+    total = 0.0
+    for k in range(n):
+        total += np.float64(e[k])
+    return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def _marked(e, mark, n):
+    """The float64 sum of e[k] where mark[k] is 1 and not 0."""
+    total = 0.0
+    for k in range(n):
+        total += np.float64(e[k] * mark[k])
+    return total
+
+
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
 def attend(
     dots, blurred, values, blurred_values, pos, flags, marks, far, start, chosen, unit, cap, lse, sink, sums, out, exact, mixed
@@ -53,6 +71,7 @@ def attend(
         width = max(width, start[p + 1] - start[p])
     own_e, true_e = np.empty((group, width), np.float32), np.empty((group, width), np.float32)
     live = np.empty(width, np.int64)
+    is_far, is_evidence, is_coded = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
     near, true_near = np.empty((width, dim), np.float32), np.empty((width, dim), np.float32)
     part = np.empty(dim, np.float32)
     total = np.empty((3, group, dim), np.float64)
@@ -85,41 +104,49 @@ def attend(
         for p in range(pages):
             if not wanted[p]:
                 continue
-            n = 0
+            n, some_evidence, some_coded, some_blur = 0, False, False, False
             for s in range(start[p], start[p + 1]):
-                if flags[i, s] & ALIVE:
+                f = flags[i, s]
+                if f & ALIVE:
                     live[n] = s
+                    is_far[n] = np.float32(far[i, 0] <= pos[s] < far[i, 1])
+                    is_evidence[n] = np.float32(marks[s])
+                    is_coded[n] = np.float32((f & KEY_CODED) > 0)
+                    some_evidence |= marks[s] > 0
+                    some_coded |= (f & KEY_CODED) > 0
+                    some_blur |= (f & KEY_BLUR) > 0
                     n += 1
             for g in range(group):
                 if not chosen[i, g, p]:
                     continue
                 r = i * group + g
+                own, true = own_e[g], true_e[g]
                 for k in range(n):
-                    s = live[k]
-                    true_e[g, k] = _bend(dots[s, r], unit, cap) - true_top[g]
-                    own_e[g, k] = (
-                        _bend(blurred[s, r], unit, cap) - own_top[g]
-                        if flags[i, s] & KEY_BLUR
-                        else true_e[g, k] + (true_top[g] - own_top[g])
-                    )
-                for k in range(n):
-                    own_e[g, k] = exp2_32(own_e[g, k])
+                    own[k] = _bend(dots[live[k], r], unit, cap) - own_top[g]
                 if split:
                     for k in range(n):
-                        true_e[g, k] = exp2_32(true_e[g, k])
+                        true[k] = own[k] + (own_top[g] - true_top[g])
+                if some_blur:
+                    for k in range(n):
+                        if flags[i, live[k]] & KEY_BLUR:
+                            own[k] = _bend(blurred[live[k], r], unit, cap) - own_top[g]
                 for k in range(n):
-                    s = live[k]
-                    true = np.float64(true_e[g, k] if split else own_e[g, k])
-                    own_z[g] += np.float64(own_e[g, k])
-                    true_z[g] += true
-                    sums[r, MASS] += true
-                    if far[i, 0] <= pos[s] < far[i, 1]:
-                        sums[r, FAR] += true
-                    if marks[s]:
-                        sums[r, EVIDENCE] += true
-                        sums[r, OWN_EVIDENCE] += np.float64(own_e[g, k])
-                    if flags[i, s] & KEY_CODED:
-                        sums[r, CODED_MASS] += true
+                    own[k] = exp2_32(own[k])
+                if split:
+                    for k in range(n):
+                        true[k] = exp2_32(true[k])
+                else:
+                    true = own
+                here = _total(true, n)
+                own_z[g] += _total(own, n)
+                true_z[g] += here
+                sums[r, MASS] += here
+                sums[r, FAR] += _marked(true, is_far, n)
+                if some_evidence:
+                    sums[r, EVIDENCE] += _marked(true, is_evidence, n)
+                    sums[r, OWN_EVIDENCE] += _marked(own, is_evidence, n)
+                if some_coded:
+                    sums[r, CODED_MASS] += _marked(true, is_coded, n)
                 sums[r, TOKENS] += n
             for k in range(n):
                 s = live[k]
