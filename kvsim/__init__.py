@@ -65,6 +65,8 @@ class _Verb(ModuleType):
         return getattr(import_module(_VERBS[self.__name__]), self.__name__.rpartition(".")[2])
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.__name__ == "kvsim.replay":  # replay knows nothing of metrics; together they make a whole run
+            options.setdefault("also", import_module("kvsim.metrics.diagnostics").write)
         return self.__wrapped__(*args, **options)
 
 

@@ -124,6 +124,8 @@ EXPLAIN = _schema(
     | dict.fromkeys(("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"), _i32)
     | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
 )
+EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
+
 RUN_TABLES: dict[str, pa.Schema] = {
     "ledger": LEDGER,
     "heads": HEADS,
@@ -132,6 +134,7 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "tiers": TIERS,
     "events": EVENTS,
     "explain": EXPLAIN,
+    "evidence": EVIDENCE,
 }
 
 

@@ -14,6 +14,7 @@ from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, steps_per_
 from kvsim.engine.bank import Record
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
+from kvsim.engine.evidence import evidence
 from kvsim.engine.evolve import evolve
 from kvsim.engine.explain import explain as explained
 from kvsim.engine.fate import tiers_and_events
@@ -25,6 +26,7 @@ from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import Rule
 
+TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "evidence")
 Columns = dict[str, Any]
 Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are arrays of one length, or one value for all its rows
 
@@ -85,7 +87,7 @@ class _Work:
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.all_steps = steps is not None and self.read.refresh != 1
         self.record: Record | None = evolve(source, self.chain)
-        self.tables: Tables = {"ledger": [], "heads": [], "curves": [], "plans": [], "tiers": [], "events": [], "explain": []}
+        self.tables: Tables = {name: [] for name in TABLES}
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src, read = self.source, self.read
@@ -126,6 +128,8 @@ class _Work:
         q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
         self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": self._live_pages(held)}, wanted)
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
+        if self.plans and self.source.request.evidence:
+            self.tables["evidence"].append(evidence(dense, held, picked, wanted))
         if self.explain and picked is not None and self.read.index is not None and self.read.refresh == 1:
             columns = explained(self.read.index, held, picked, truth)
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))

@@ -15,13 +15,14 @@ CERTIFICATES = (
 )
 
 
-def diagnostics(heads: pl.LazyFrame, explain: pl.LazyFrame | None = None) -> pl.DataFrame:
-    """heads of a run, and explain where `--explain` wrote it -> policy, request, layer, metric, value, sorted.
+def diagnostics(heads: pl.LazyFrame, explain: pl.LazyFrame | None = None, evidence: pl.LazyFrame | None = None) -> pl.DataFrame:
+    """heads of a run, explain and evidence where they were written -> policy, request, layer, metric, value, sorted.
 
     fmm_prefill, fmm_running: mass missed on tokens evicted at the cut after prefill, and on all evicted so far (card D7).
     churn_read: consecutive steps' reads in tokens (D9). loss_budget, loss_evict, loss_index: 1 - L1, L1 - L2, L2 - L3, where L1 is the
     oracle's recall with as many pages of all tokens, L2 of held ones, L3 the policy's own (D11). From explain: the score's gap at the
-    budget (mean), k_needed and the depths of certificates in pages (mean, p95, max)."""
+    budget (mean), k_needed and the depths of certificates in pages (mean, p95, max). From evidence: all_spans_read and any_span_read, the
+    share of (step, head) in which something of every, of any span was read (D13)."""
     means = {
         "fmm_prefill": pl.col("mass_evicted_prefill"),
         "fmm_running": pl.col("mass_evicted"),
@@ -41,13 +42,17 @@ def diagnostics(heads: pl.LazyFrame, explain: pl.LazyFrame | None = None) -> pl.
                 pages.max().alias(f"{name}_max"),
             ]
         found.append(_tall(explain, wanted))
+    if evidence is not None:
+        row = evidence.group_by(*UNIT, "q_head", "step").agg(all=(pl.col("read") > 0).all(), any=(pl.col("read") > 0).any())
+        found.append(_tall(row, [pl.col(x).mean().alias(f"{x}_{y}_read") for x, y in (("all", "spans"), ("any", "span"))]))
     return pl.concat(found).sort(*UNIT, "metric").collect()
 
 
 def write(run: Path) -> None:
     """Adds diagnostics.parquet to the folder of a run whose tables are written."""
-    frames = [_frame(run / f"{name}.parquet") for name in ("heads", "explain") if (run / f"{name}.parquet").is_file()]
-    diagnostics(*frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
+    names = ("heads", "explain", "evidence")
+    frames = {name: _frame(run / f"{name}.parquet") for name in names if (run / f"{name}.parquet").is_file()}
+    diagnostics(**frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
 
 
 def _tall(frame: pl.LazyFrame, wanted: list[pl.Expr]) -> pl.LazyFrame:
