@@ -12,6 +12,7 @@ from kvsim.engine.bank import Record
 from kvsim.engine.pages import CHUNK, Pages, pages_of
 from kvsim.engine.reads import Picked
 from kvsim.engine.source import Source
+from kvsim.engine.stop import mass_bound, unread_part
 from kvsim.geometry import ATTENTION, ITEMSIZE
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE
@@ -258,17 +259,19 @@ def _bounds(block: Dense, held: Held, picked: Picked, truth: HeldTruth) -> Colum
         peak, mass = truth.stats(picked.pages)
     else:
         whole = held.whole and picked.pages.start[-1] == len(held.pos)
-        stats = block.stats(picked.pages.size) if whole else page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
+        stats = (
+            block.stats(picked.pages.size) if whole else page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
+        )
         peak, mass = (x[: len(picked.pages.id)].T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
     rows = picked.pages.rows(held.flags)[:, None]
     live = np.broadcast_to(rows > 0, peak.shape)
     ranked_here = np.asarray(~np.isnan(picked.score).any(-1))
     score = np.where(live & ranked_here[..., None], picked.score, 0)
     slack = np.where(live, src.layer.scale * (score - peak), 0)
-    bound, true = src.bend(score), src.bend(np.where(live, peak, 0))
-    top = np.where(live, np.maximum(bound, true), -np.inf).max(-1, keepdims=True)
-    unread = (np.where(live & ~picked.chosen, rows * np.exp2(bound - top), 0)).sum(-1)
-    read = (np.where(live & picked.chosen, mass * np.exp2(true - top), 0)).sum(-1)
-    eps = np.divide(unread, read + unread, out=np.zeros_like(read), where=unread > 0)
+    true = np.where(live, src.bend(np.where(live, peak, 0)), -np.inf)
+    top = true.max(-1, keepdims=True)
+    unread = np.where(picked.chosen, 0, mass_bound(src.bend(score), rows, top)).sum(-1)
+    read = np.where(picked.chosen, mass * np.exp2(true - top), 0).sum(-1)
+    eps = unread_part(unread, read)
     columns = {"slack_mean": slack.sum(-1) / live.sum(-1), "slack_max": np.where(live, slack, -np.inf).max(-1), "eps_hat": eps}
     return {name: np.where(ranked_here, x, np.nan).ravel() for name, x in columns.items()}

@@ -44,6 +44,7 @@ class Dense:
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, Floats] = field(default_factory=dict)
     true_stats: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    rankings: dict[Any, Any] = field(default_factory=dict)  # what policies over all visible tokens share (engine.reads, curves)
 
     def __post_init__(self) -> None:
         src, lay = self.source, self.source.layer
@@ -274,7 +275,7 @@ class HeldTruth:
 
     def mass(self, pages: Pages) -> Floats:
         peak, mass = self.peak(pages), self.stats(pages)[1]
-        return mass * np.exp2(np.where(mass > 0, peak, 0) - peak.max(-1, keepdims=True))
+        return mass * np.exp2(np.where(mass > 0, peak, -np.inf) - peak.max(-1, keepdims=True))
 
     def top(self, pages: Pages) -> Floats:
         return self.peak(pages).max(-1)
@@ -287,7 +288,9 @@ class HeldTruth:
             dots = _tiled_dots(block, keys)[: len(keys)]
         start = pages_of(held.pos, PAGE).start
         peak, _ = page_stats(dots, held.flags, held.every, start, block)
-        _, value, count = kernel.best_tokens(dots, held.flags, held.every, start, peak, keys, block.q, block.group, self._longest(), r)
+        _, value, count = kernel.best_tokens(
+            dots, held.flags, held.every, start, peak, keys, block.q, block.group, self._longest(), r
+        )
         out = np.where(count >= r, value[:, r - 1] * block.source.unit, -np.inf)
         return out[: block.rows].reshape(len(block.t), block.group)
 

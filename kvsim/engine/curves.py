@@ -32,8 +32,16 @@ class Curves:
         self.grid = grid(budgets)
         self.parts: dict[str, list[NDArray[Any]]] = {}
 
-    def add(self, block: Dense, held: Held, picked: Picked, wanted: NDArray[np.bool_]) -> None:
-        """wanted bool[N]: the steps that are written."""
+    def add(self, block: Dense, held: Held, picked: Picked, wanted: NDArray[np.bool_], ranking: tuple[Any, ...]) -> None:
+        """wanted bool[N]: the steps that are written. Policies of one ranking have one curve, whatever their budgets."""
+        key = ("curve", self.budgets, *ranking)
+        if key not in block.rankings:
+            block.rankings[key] = self._measure(block, held, picked)
+        for name, x in block.rankings[key].items():
+            self.parts.setdefault(name, []).append(x[wanted])
+
+    def _measure(self, block: Dense, held: Held, picked: Picked) -> dict[str, NDArray[Any]]:
+        """Every quantity at every budget: [N, G, K], of the union [N, K], of the step [N, ...]."""
         assert picked.order is not None
         n, group, p = picked.order.shape
         order = picked.order.reshape(n * group, p)
@@ -52,8 +60,7 @@ class Curves:
         found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
         if block.source.request.evidence:
             found["evidence_all"] = block.evidence_mass.reshape(n, group)
-        for name, x in found.items():
-            self.parts.setdefault(name, []).append(x[wanted])
+        return found
 
     def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
         """f64[R, P] of each quantity whose sum over read pages is a curve."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,18 @@ class Reader:
         self.summaries = Summaries(read, source, head, record) if read.index is not None else None
         self.held_set: tuple[int, list[set[int]]] | None = None  # position of the last ranking, the pages of each query head
 
-    def pick(self, steps: Ints, t: Ints, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth) -> Picked:
-        """steps, t i64[N]; slots at pos i64[n], flags u8[N, n]; q f64[N, G, d]."""
+    def pick(
+        self,
+        steps: Ints,
+        t: Ints,
+        pos: Ints,
+        flags: NDArray[np.uint8],
+        q: NDArray[np.float64],
+        truth: Truth,
+        known: dict[Any, Any] | None = None,
+    ) -> Picked:
+        """steps, t i64[N]; slots at pos i64[n], flags u8[N, n]; q f64[N, G, d]. known: scores and orders of other policies over the same
+        slots, by `ranking_of`; one that differs in its budget alone takes them from there."""
         read, lay = self.read, self.source.layer
         assert read.page is not None
         pages, group = pages_of(pos, read.page), q.shape[1]
@@ -66,7 +77,8 @@ class Reader:
             return Picked(pages, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
-        score = self._score(t, pages, pos, flags, q, truth)
+        known = {} if known is None else known
+        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, pos, flags, q, truth))
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
         if isinstance(read.read, Rule):
@@ -74,7 +86,7 @@ class Reader:
             rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
         else:
             k = self.to_pages(read.read, visible)
-            chosen, order = self.choose(score, exists, forced, k)
+            chosen, order = self.choose(score, exists, forced, k, known)
             scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
             sent = self._sent(exists, k, group)
         if read.refresh != 1:
@@ -127,7 +139,9 @@ class Reader:
             due[i] = step == 0 if self.read.refresh == "never" else step % self.read.refresh == 0
         return due
 
-    def choose(self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints) -> tuple[Mask, NDArray[np.int32] | None]:
+    def choose(
+        self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints, known: dict[Any, Any] | None = None
+    ) -> tuple[Mask, NDArray[np.int32] | None]:
         """The pages bool[N, G, P] that a budget of k pages reads, and the order i32[N, G, P] when every head has its own."""
         read, group = self.read, score.shape[1]
         if read.heads == "split":
@@ -137,7 +151,11 @@ class Reader:
                 for i in range(len(k))
             ]
             return np.repeat(np.stack(sets)[:, None], group, 1), None
-        order = select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
+
+        def rank() -> NDArray[np.int32]:
+            return select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
+
+        order = _once({} if known is None else known, ("order", *ranking_of(read)), rank)
         chosen = select.pick(order, exists, forced, k, read.heads, group, read.shards)
         return chosen, order if read.heads == "each" and read.shards is None else None
 
@@ -192,6 +210,17 @@ class Reader:
         if np.isnan(score[exists]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
         return np.where(exists, np.clip(score, -UNBOUNDED, UNBOUNDED), -np.inf)
+
+
+def ranking_of(read: Read) -> tuple[Any, ...]:
+    """What decides the order of pages: all of a read policy but its budget."""
+    return type(read), *((f.name, getattr(read, f.name)) for f in fields(read) if f.name != "read")
+
+
+def _once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 class Summaries:

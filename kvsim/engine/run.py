@@ -19,7 +19,7 @@ from kvsim.engine.evolve import evolve
 from kvsim.engine.explain import explain as explained
 from kvsim.engine.fate import tiers_and_events
 from kvsim.engine.pages import pages_of
-from kvsim.engine.reads import Picked, Reader
+from kvsim.engine.reads import Picked, Reader, ranking_of
 from kvsim.engine.source import Source
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
@@ -93,7 +93,9 @@ class _Work:
         src, read = self.source, self.read
         self.past = Past(src, self.record, head)
         observed = self.record is not None and self.record.reads
-        self.reader = None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
+        self.reader = (
+            None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
+        )
         self.curves = None
         self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
@@ -119,7 +121,7 @@ class _Work:
         heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth)
         heads |= self.beside.columns(dense, held, picked, got)
         if self.curves and picked is not None:
-            self.curves.add(dense, held, picked, wanted)
+            self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
         if self.plans and picked is not None:
             self._plans(dense, picked, wanted)
         if not wanted.any():
@@ -180,7 +182,8 @@ class _Work:
         assert self.reader is not None
         src = self.source
         q = src.queries(dense.head, dense.index).astype(np.float64)
-        return self.reader.pick(src.steps[dense.index], dense.t, held.pos, held.flags, q, truth)
+        known = dense.rankings if self.record is None else None
+        return self.reader.pick(src.steps[dense.index], dense.t, held.pos, held.flags, q, truth, known)
 
     def _live_pages(self, held: Held) -> list[list[int]] | None:
         if self.allocator != "layer" or self.read.page is None:

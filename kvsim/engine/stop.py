@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 DOUBT = 1e-12  # of |q| |k|: a bound and a logit rounded in float64 may change places when closer, so then the page is read
 
+FAR = 900.0  # powers of 2 above which a bound leaves nothing to the other pages in float64, and whose sums still are numbers
+
 
 class Truth(Protocol):
     """True logits of what was live, in powers of 2, float64; N steps, G query heads."""
@@ -99,13 +101,21 @@ def _exact(rule: exact, pages: Ordered, truth: Truth) -> Ints:
 
 def certificate(pages: Ordered, truth: Truth) -> Floats:
     """eps f64[N, G, P + 1]: the proved bound on the unread part of the held softmax mass when the first k pages are read."""
-    own = truth.top(pages.pages)
-    top = np.maximum(np.where(pages.beyond, -np.inf, pages.bound).max(-1), own)[..., None]
-    most = np.where(pages.beyond, 0, pages.rows * np.exp2(np.where(pages.beyond, 0, pages.bound - top)))
-    true = np.take_along_axis(truth.mass(pages.pages), pages.order.astype(np.int64), -1) * np.exp2(own[..., None] - top)
+    most = mass_bound(np.where(pages.beyond, -np.inf, pages.bound), pages.rows, truth.top(pages.pages)[..., None])
+    true = np.take_along_axis(truth.mass(pages.pages), pages.order.astype(np.int64), -1)
     zero = np.zeros((*most.shape[:2], 1))
     unread = np.concatenate([np.cumsum(most[..., ::-1], -1)[..., ::-1], zero], -1)
-    read = np.concatenate([zero, np.cumsum(np.where(pages.beyond, 0, true), -1)], -1)
+    return unread_part(unread, np.concatenate([zero, np.cumsum(np.where(pages.beyond, 0, true), -1)], -1))
+
+
+def mass_bound(bound: Floats, rows: Ints, top: Floats) -> Floats:
+    """The most softmax mass a page can have, in parts of 2**top, the largest true logit. Taken against the largest bound instead, all the
+    other pages would vanish beside one that is very loose."""
+    return rows * np.exp2(np.where(rows > 0, np.minimum(bound - top, FAR), -np.inf))
+
+
+def unread_part(unread: Floats, read: Floats) -> Floats:
+    """unread / (read + unread), 0 when nothing is unread."""
     return np.divide(unread, read + unread, out=np.zeros_like(read), where=unread > 0)
 
 

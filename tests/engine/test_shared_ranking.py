@@ -1,0 +1,47 @@
+"""Policies that differ only in their budget rank once, and get the rows they get alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvsim.conformance import lane
+from kvsim.engine.reads import Reader
+from kvsim.engine.run import Job, run_layer
+from kvsim.policies.language import parse
+
+SAME = (
+    "quest(read=pages(2), page=4)",
+    "quest(read=pages(5), page=4)",
+    "quest(read=exact(r=3), page=4)",
+    "quest(read=share(0.3), page=4)",
+)
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    calls, inner = [], Reader._score
+    monkeypatch.setattr(Reader, "_score", lambda self, *args: calls.append(self.head) or inner(self, *args))
+    return calls
+
+
+def test_one_ranking_serves_every_budget_and_rule(scored):
+    source = lane()
+    together = run_layer(source, [Job(parse(p)) for p in SAME])
+    assert scored == [0, 1, 2]  # once per kv head and block
+    for policy, found in zip(SAME, together, strict=True):
+        [alone] = run_layer(lane(), [Job(parse(policy))])
+        for name in ("ledger", "heads", "curves"):
+            for a, b in zip(alone[name], found[name], strict=True):
+                assert a.keys() == b.keys()
+                for column in a:
+                    np.testing.assert_array_equal(a[column], b[column], err_msg=f"{policy} {name}.{column}")
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["quest(read=pages(2), page=8)", "quest(read=pages(2), page=4, sinks=4)", "quest(read=pages(2), page=4, index=boxes(n=2))"],
+)
+def test_what_ranks_otherwise_ranks_by_itself(scored, other):
+    run_layer(lane(), [Job(parse(SAME[0])), Job(parse(other))])
+    assert scored == [0, 0, 1, 1, 2, 2]
