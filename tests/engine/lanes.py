@@ -131,24 +131,22 @@ def _apply(now: Any, runs: list[dict[str, int]]) -> None:
 
 
 def rows_of(tables: dict[str, Any], name: str, steps: Any = None) -> Any:
-    """The rows of a table as a run stores them, in order of head and step, of some steps only; None where it has no rows."""
+    """The rows of a table as a run stores them, in order, of some steps only; None where it has no rows."""
     found = {c: x for c, x in tables[name].items() if not c.startswith("_")}
     if not found:
         return None
-    head = (
-        np.asarray(found.get("q_head", found["step"] * 0), np.int64),
-        np.asarray(found.get("kv_head", found["step"] * 0), np.int64),
-    )
-    order = np.lexsort((np.asarray(found["step"], np.int64), head[0], head[1]))
+    keys = ("pages", "role", "q_head") if name == "curves" else ("step", "q_head", "kv_head")
+    order = np.lexsort([np.asarray(found[c], np.int64) for c in keys if c in found])
     if steps is not None:
         order = order[np.isin(np.asarray(found["step"], np.int64)[order], [-1, *steps])]
     picked = {c: list(x[order]) if x.dtype == object else x[order] for c, x in found.items()}
     return table(name, picked | {"policy": "p", "request": 0, "layer": 0})
 
 
-def differing(
-    a: dict[str, Any], b: dict[str, Any], steps: Any = None, names: Any = ("ledger", "heads", "plans", "tiers", "events")
-) -> list[str]:
+ROWS = ("ledger", "heads", "plans", "tiers", "events", "evidence")
+
+
+def differing(a: dict[str, Any], b: dict[str, Any], steps: Any = None, names: Any = ROWS) -> list[str]:
     """Columns whose stored bytes differ between two runs, as "table.column"; of `a` only the rows of some steps."""
     found = []
     for name in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 STATELESS = [
     "full()",
     "quest(read=pages(3), page=4, index=boxes(n=2))",
+    "quest(read=pages(5), page=4, index=boxes(n=2))",  # another budget, the same ranking
     'quest(read=share(0.3), page=4, heads="share", sinks=3, recent=6)',
     'quest(read=pages(3), page=4, heads="max", tail="free")',
     'quest(read=pages(3), page=4, heads="mean")',
@@ -15,6 +16,7 @@ STATELESS = [
     "quest(read=mass(eps=0.2, cap=pages(9)), page=4)",
     "quest(read=top_p(p=0.7), page=4)",
     'oracle(read=pages(3), page=4, by="mass")',
+    'oracle(read=share(0.1), page=4, by="mass")',
     'oracle(read=pages(3), page=4, by="logit", tail="forced")',
     "recency(read=pages(3), page=4, sinks=1)",
     "random_read(read=pages(3), page=4, seed=5)",

@@ -9,7 +9,7 @@ import pytest
 
 from kvsim.geometry import ITEMSIZE
 from kvsim.policies import allocate
-from tests.engine.lanes import by_step, chain, differing, lane, placement, run
+from tests.engine.lanes import ROWS, by_step, chain, differing, lane, placement, run
 from tests.engine.policies import ALL, CHAINS, EVICTING, STATELESS
 
 LANES = {
@@ -185,7 +185,7 @@ def test_permuted_kv_heads_permute_the_tables(policy):
     }
     turned = dataclasses.replace(source, q=source.q[:, q], window_q=source.window_q[:, q], _one={}, **fields)
     a, b = run(source, policy, plans=True), run(turned, policy, plans=True)
-    for name in ("ledger", "heads", "tiers", "events", "plans"):
+    for name in ROWS:
         for column, back in (("kv_head", turn), ("q_head", q)):
             if column in b[name]:
                 b[name][column] = np.array([back[int(x)] if x >= 0 else x for x in b[name][column]])

@@ -7,7 +7,7 @@ import pytest
 
 from kvsim.engine import attend, evolve
 from kvsim.kernels import dense
-from tests.engine.lanes import differing, first_steps, lane, run
+from tests.engine.lanes import ROWS, differing, first_steps, lane, run
 from tests.engine.policies import ALL
 
 # Nine heads a group: 28 steps fill a product of 256 rows, so 60 steps are three blocks; 540 positions are two tiles.
@@ -27,7 +27,7 @@ def whole(source):
 
 @pytest.mark.parametrize("policy", ALL)
 def test_alone_or_beside_others(source, whole, policy):
-    assert differing(whole[policy], run(source, policy, plans=True)) == []
+    assert differing(whole[policy], run(source, policy, plans=True), names=(*ROWS, "curves")) == []
 
 
 @pytest.mark.parametrize("policy", ALL)
