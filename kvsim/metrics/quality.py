@@ -16,24 +16,24 @@ def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
     return pl.when(below >= FLOOR).then(top / below)
 
 
-def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
-    """heads -> one row per policy and `by`, sorted: rows, the four measures, and means of what was lost and read.
+def measures(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.LazyFrame:
+    """heads -> one row per policy and `by`: rows, the four measures, and means of what was lost and read.
 
     mass_recall, rel_l2: means. far_recall, evidence_recall: ratios of sums. missed_mass = mass evicted + mass unread.
-    evidence_dense: dense mass on evidence. read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
-    mean = pl.col("mass_recall", "rel_l2", "mass_evicted", "mass_unread", "evidence_dense", "read_tokens").cast(pl.Float64).mean()
-    return (
-        heads.group_by("policy", *by)
-        .agg(
-            pl.len().alias("rows"),
-            mean,
-            ratio(pl.col("far_recall") * pl.col("far_mass"), pl.col("far_mass")).alias("far_recall"),
-            ratio(pl.col("evidence_read"), pl.col("evidence_dense")).alias("evidence_recall"),
-            (pl.col("mass_evicted") + pl.col("mass_unread")).cast(pl.Float64).mean().alias("missed_mass"),
-        )
-        .sort("policy", *by)
-        .collect()
+    far_mass, evidence_dense: dense mass there. read_tokens: per query head. With no `by`, all decode steps, layers and heads together."""
+    means = ("mass_recall", "rel_l2", "mass_evicted", "mass_unread", "far_mass", "evidence_dense", "read_tokens")
+    return heads.group_by("policy", *by).agg(
+        pl.len().alias("rows"),
+        *(pl.col(n).cast(pl.Float64).mean() for n in means),
+        ratio(pl.col("far_recall") * pl.col("far_mass"), pl.col("far_mass")).alias("far_recall"),
+        ratio(pl.col("evidence_read"), pl.col("evidence_dense")).alias("evidence_recall"),
+        (pl.col("mass_evicted") + pl.col("mass_unread")).cast(pl.Float64).mean().alias("missed_mass"),
     )
+
+
+def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
+    """`measures`, sorted by policy and `by`."""
+    return measures(heads, *by).sort("policy", *by).collect()
 
 
 FATES = ("read, full precision", "read, coded", "read from the host", "kept, not read", "gone for good", "learned sink")

@@ -25,19 +25,44 @@ class Place(NamedTuple):
     q_head: int
 
 
-def telling_place(heads: pl.LazyFrame, ledger: pl.LazyFrame) -> Place:
-    """The (context, layer, head) whose dense attention rests most on evidence; without evidence, the one with the largest mean output error.
+REASONS = {  # why a head tells something -> what is largest there
+    "looks at the evidence most": "looked",
+    "misses most of the evidence": "lost",
+    "has the largest output error": "error",
+    "misses most attention mass": "missed",
+}
 
-    Ties go to the lower context, layer and head."""
+
+def telling_places(heads: pl.LazyFrame, ledger: pl.LazyFrame) -> dict[str, Place]:
+    """{why: head}: up to one head for each of REASONS, none twice, all in the context of the first. What policies lose is their mean.
+
+    Without evidence in the context the first two are left out. Ties go to the lower context, layer and head."""
     where = ["request", "layer", "q_head"]
-    mean = {n: pl.col(n).cast(pl.Float64).mean().fill_null(0) for n in ("evidence_dense", "rel_l2")}
-    table = heads.group_by(where).agg(**mean).sort(where).collect()
-    best = table.sort("evidence_dense" if table["evidence_dense"].max() else "rel_l2", descending=True, maintain_order=True).row(
-        0, named=True
+    sizes = {
+        "looked": pl.col("evidence_dense"),
+        "lost": pl.col("evidence_dense") - pl.col("evidence_read"),
+        "error": pl.col("rel_l2"),
+        "missed": pl.col("mass_evicted") + pl.col("mass_unread"),
+    }
+    table = heads.group_by(where).agg(x.cast(pl.Float64).mean().fill_null(0).alias(n) for n, x in sizes.items()).sort(where).collect()
+    found: dict[str, Place] = {}
+    for why, size in REASONS.items():
+        if found:
+            table = table.filter(pl.col("request") == next(iter(found.values())).request)
+        best = table.sort(size, descending=True, maintain_order=True).row(0, named=True)
+        place = Place(best["request"], best["layer"], best["q_head"] // _group(heads, ledger, best["layer"]), best["q_head"])
+        if place not in found.values() and (best[size] > 0 or size == "error"):
+            found[why] = place
+    return found
+
+
+def _group(heads: pl.LazyFrame, ledger: pl.LazyFrame, layer: int) -> int:
+    """Query heads per kv head of a layer."""
+    q, kv = (
+        table.filter(pl.col("layer") == layer).select(pl.col(name).n_unique()).collect().item()
+        for table, name in ((heads, "q_head"), (ledger, "kv_head"))
     )
-    q_heads = table.filter(pl.col("layer") == best["layer"])["q_head"].n_unique()
-    kv_heads = ledger.filter(pl.col("layer") == best["layer"]).select(pl.col("kv_head").n_unique()).collect().item()
-    return Place(best["request"], best["layer"], best["q_head"] // max(1, q_heads // kv_heads), best["q_head"])
+    return max(1, q // kv)
 
 
 def pages_recorded(plans: pl.LazyFrame, place: Place) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import polars as pl
 
 ROWS = "read_bytes"
@@ -53,5 +55,74 @@ def asked(ledger: pl.LazyFrame, events: pl.LazyFrame) -> pl.DataFrame:
         .group_by("policy", "side", pl.col("asked_unit").alias("unit"))
         .agg(pl.col("asked").min().alias("low"), pl.col("asked").max().alias("high"))
         .sort("policy", "side", "unit")
+        .collect()
+    )
+
+
+# ---------------------------------------------------------------------------------------------- by class
+STEP_CLASSES = {  # what one step moves, by what it is
+    "K and V rows read": ("read_bytes", "host_read_bytes", "ssd_read_bytes"),
+    "index scanned": ("index_bytes",),
+    "scales and zeros read": ("meta_bytes",),
+    "attention scores written and read": ("score_bytes",),
+    "rows and index written": ("write_bytes",),
+    "moved between tiers": ("moved_in_bytes", "moved_out_bytes", "collective_bytes"),
+}
+KEPT_CLASSES = {  # what stays in memory, by what it is
+    "K and V rows": ("resident_bytes",),
+    "index": ("index_resident_bytes",),
+    "scales and zeros": ("meta_resident_bytes",),
+    "copies on host or disk": ("host_resident_bytes", "ssd_resident_bytes"),
+}
+
+
+def by_class(ledger: pl.LazyFrame, classes: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+    """-> policy, part (one of `classes`), order, bytes: means per kv head and step, sorted by policy and order."""
+    sums = [pl.sum_horizontal(names).cast(pl.Float64).mean().alias(part) for part, names in classes.items()]
+    return (
+        ledger.group_by("policy")
+        .agg(sums)
+        .unpivot(index="policy", variable_name="part", value_name="bytes")
+        .with_columns(order=pl.col("part").replace_strict({n: i for i, n in enumerate(classes)}, return_dtype=pl.Int8))
+        .sort("policy", "order")
+        .collect()
+    )
+
+
+def whole(ledger: pl.LazyFrame, layers: pl.LazyFrame) -> float | None:
+    """Bytes of the K and V rows that full attention holds, and reads, per kv head and step; None where row bytes are not known."""
+    rows = ledger.select("policy", "layer", "visible_tokens").filter(pl.col("policy") == pl.col("policy").first())
+    size = rows.join(layers, on="layer", how="left").select(pl.col("visible_tokens").cast(pl.Int64) * pl.col("row_bytes"))
+    column = size.collect().to_series()
+    return float(column.cast(pl.Float64).mean()) if len(column) and not column.null_count() else None  # type: ignore[arg-type]
+
+
+def by_step(ledger: pl.LazyFrame, layers: pl.LazyFrame, together: int = 1) -> pl.DataFrame:
+    """-> policy, step, bytes, share: what a step reads and writes per kv head, and as a part of what full attention reads; sorted."""
+    moved = pl.sum_horizontal([n for names in STEP_CLASSES.values() for n in names])
+    full = pl.col("visible_tokens").cast(pl.Int64) * pl.col("row_bytes")
+    return (
+        ledger.join(layers, on="layer", how="left", maintain_order="left")
+        .group_by("policy", (pl.col("step") // together * together).alias("step"))
+        .agg(moved.cast(pl.Float64).mean().alias("bytes"), _share(moved, full).alias("share"))
+        .sort("policy", "step")
+        .collect()
+    )
+
+
+def scattered(ledger: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, pages, runs (of neighbouring pages), per kv head and step; run_pages: pages a run; whole_pages: bytes of whole pages
+    over bytes of the rows read. Only policies that read pages; sorted."""
+    pages = pl.col("read_pages").cast(pl.Float64)
+    return (
+        ledger.filter(pl.col("read_pages").is_not_null())
+        .group_by("policy")
+        .agg(
+            pages.mean().alias("pages"),
+            pl.col("read_runs").cast(pl.Float64).mean().alias("runs"),
+            (pages.sum() / pl.col("read_runs").sum()).alias("run_pages"),
+            (pl.col("page_bytes").cast(pl.Float64).sum() / pl.col("read_bytes").sum()).alias("whole_pages"),
+        )
+        .sort("policy")
         .collect()
     )

@@ -1,13 +1,22 @@
 // Draws the charts of the page: lazily, in the page's light or dark colours; #all and printing draw every one.
+// Their numbers: a table when it is opened, a CSV file when it is asked for.
 "use strict";
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const specs = read("kvsim-specs"), data = read("kvsim-data"), look = read("kvsim-look");
+  const specs = read("kvsim-specs"), data = read("kvsim-data"), tables = read("kvsim-tables"), look = read("kvsim-look");
   const state = { views: {}, errors: [], names: Object.keys(specs) };
   window.kvsim = state;
 
   const mode = () => document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const dark = (value) => (typeof value === "string" && look.swap[value]) || value;
+
+  // One policy in every chart that has a legend of policies; a click on a legend does it for its own chart.
+  const chosen = document.getElementById("policy");
+  const keep = (view) => {
+    const stores = Object.keys(view.getState({ signals: () => false, data: (name) => name === "focus_store" }).data || {});
+    const tuple = { unit: "", fields: [{ field: "policy", type: "E" }], values: [chosen.value] };
+    if (stores.length) view.data("focus_store", chosen.value ? [tuple] : []).run();
+  };
 
   const embed = async (name, colours) => {
     const place = document.getElementById(name);
@@ -25,7 +34,9 @@
         drawing.setAttribute("aria-label", spec.description);
         if (!clickable) drawing.setAttribute("role", "img");
       }
+      keep(state.views[name].view);
       place.dataset.drawn = colours;
+      place.style.minHeight = "";
     } catch (error) {
       state.errors.push(name + ": " + error);
       place.textContent = "This chart could not be drawn: " + error;
@@ -49,5 +60,46 @@
     redraw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  chosen.addEventListener("change", () => Object.values(state.views).forEach(({ view }) => keep(view)));
   addEventListener("beforeprint", () => state.drawAll("light"));
+
+  const row = (table, i) => table.values.map((column) => column[i]);
+
+  // A text that a spreadsheet would take for a formula gets a quote in front.
+  const field = (value) => {
+    if (value === null) return "";
+    if (typeof value !== "string") return String(value);
+    const text = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
+    return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
+  };
+  const csv = (table) => [table.columns, ...Array.from({ length: table.rows }, (_, i) => row(table, i))]
+    .map((cells) => cells.map(field).join(",") + "\r\n").join("");
+
+  document.querySelectorAll("a.csv").forEach((link) => link.addEventListener("click", () => {
+    if (link.href.startsWith("blob:")) return;
+    link.href = URL.createObjectURL(new Blob([csv(tables[link.dataset.of])], { type: "text/csv;charset=utf-8" }));
+  }));
+
+  const shown = (value) => value === null ? "\u2014"
+    : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : String(value);
+  const line = (tag, cells) => {
+    const tr = document.createElement("tr");
+    tr.append(...cells.map((cell) => Object.assign(document.createElement(tag), { textContent: cell })));
+    return tr;
+  };
+  document.querySelectorAll("details.data").forEach((details) => details.addEventListener("toggle", () => {
+    if (details.querySelector("table")) return;
+    const table = tables[details.dataset.of], most = Math.min(table.rows, look.most);
+    const box = Object.assign(document.createElement("div"), { className: "scroll", tabIndex: 0 });
+    const element = document.createElement("table"), head = element.createTHead(), body = element.createTBody();
+    head.append(line("th", table.columns));
+    head.querySelectorAll("th").forEach((th) => { th.scope = "col"; });
+    for (let i = 0; i < most; i++) body.append(line("td", row(table, i).map(shown)));
+    box.append(element);
+    details.append(box);
+    if (most < table.rows) {
+      details.append(Object.assign(document.createElement("p"),
+        { className: "note", textContent: `The first ${most} of ${table.rows} rows; the CSV file has all.` }));
+    }
+  }));
 })();

@@ -7,13 +7,14 @@ from typing import Any
 
 import polars as pl
 
+from kvsim.metrics.floor import Floor
 from kvsim.metrics.interval import FEWEST, contexts, intervals
 from kvsim.metrics.quality import dense_layers, quality
 from kvsim.metrics.run import RunTables
 from kvsim.metrics.traffic import asked, traffic
 from kvsim.report.html import Table
 from kvsim.report.names import BASELINES, budget, family, forced, parts
-from kvsim.report.theme import Style
+from kvsim.report.theme import LEAST_ERROR, Style
 
 UNKNOWN = "not recorded"
 NOTHING = "—"
@@ -29,6 +30,10 @@ RECALL = (
     "of a small model on retrieval tasks it ordered them poorly, while evidence recall and output error did better. So no chart shows "
     "it alone and no table ranks by it."
 )
+TELLING = (
+    "The 5th percentile and the worst head of far and evidence recall are over heads with at least 1 % of their dense mass there."
+)
+FLOOR_OF_AXIS = "An output error below 0.001, as full attention's, stands at 0.001."
 COLUMNS = (
     "policy",
     "kind",
@@ -135,6 +140,32 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
     return Table(caption, COLUMNS, rows, [known[s.policy].form or s.policy for s in look], _notes(run, look))
 
 
+def rounding(floor: Floor | None) -> str:
+    """The noise floor in a sentence."""
+    if floor is None:
+        return (
+            "The trace recorded no attention outputs, so the model's own rounding is not known and no noise floor is drawn; "
+            "kvsim capture records them."
+        )
+    seen = "Grey in every chart of output error." if floor.p95 > LEAST_ERROR else "That is below every axis of output error."
+    return (
+        f"Noise floor: the outputs that the capture recorded differ from dense attention over the same rows by {error_size(floor.median)} "
+        f"(median) and {error_size(floor.p95)} (p95, relative L2), the model's own rounding. A policy's error below it says nothing. {seen}"
+    )
+
+
+def worst_table(spread: pl.DataFrame, look: Sequence[Style]) -> Table:
+    """The heads that a mean hides: for each policy, the tail and the worst head of the measures."""
+    rows = {r["policy"]: r for r in spread.iter_rows(named=True)}
+    measures = (("evidence_recall", "evidence recall", percent), ("far_recall", "far recall", percent), ("rel_l2", "output error", error))
+    columns = ["policy"]
+    for _, name, _ in measures:
+        columns += [f"{name}, mean", f"{name}, {'p95' if name == 'output error' else 'p5'} of heads", f"{name}, worst head"]
+    body = [[s.label, *(form(rows[s.policy][m + end]) for m, _, form in measures for end in ("", "_tail", "_worst"))] for s in look]
+    caption = "The heads that a mean hides: over query heads of all layers and contexts, each over all decode steps."
+    return Table(caption, columns, body, notes=[TELLING])
+
+
 def role_table(run: RunTables, look: Sequence[Style]) -> Table | None:
     """The measures by the role of the query's token; None when there is but one role."""
     lost = {(r["policy"], r["role"]): r for r in quality(run.heads, "role").iter_rows(named=True)}
@@ -217,6 +248,10 @@ def role_words() -> pl.Expr:
 def error(x: float | None) -> str:
     """An output error; what rounding alone leaves is 0."""
     return NOTHING if x is None else "0" if x < 1e-6 else f"{x:.3g}"
+
+
+def error_size(x: float) -> str:
+    return f"{x:.2g}"
 
 
 def percent(x: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -17,15 +17,19 @@ import polars as pl
 
 from kvsim.report import theme
 
-MOST_ROWS = 400  # rows of a data table on the page
+MOST_ROWS = 400  # rows of a data table that the page shows; its download has all
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with what it shows in words and its numbers. clickable: marks stay visible to screen readers one by one."""
+    """A chart with the question it answers, how to read it, what qualifies it, and its numbers.
+
+    clickable: marks stay visible to screen readers one by one."""
 
     kind: ClassVar[str] = "figure"
     name: str
+    title: str
+    how: str
     chart: alt.TopLevelMixin
     caption: str
     data: pl.DataFrame
@@ -54,25 +58,29 @@ class Section:
     blocks: Sequence[Figure | Table] = field(default=())
 
 
-def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """-> the page. Every figure needs a name of its own."""
+def render(title: str, lead: Sequence[str], sections: Sequence[Section], policies: Sequence[str] = ()) -> str:
+    """-> the page. Every figure needs a name of its own. policies: the labels among which one may be kept in every chart."""
     specs: dict[str, Any] = {}
     data: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for figure in (b for s in sections for b in s.blocks if isinstance(b, Figure)):
         spec = specification(figure.chart)
         datasets = spec.pop("datasets", {})
         data |= datasets  # named by their content: equal frames are kept once
-        specs[figure.name] = {"spec": spec, "data": sorted(datasets), "clickable": figure.clickable}
+        specs[figure.name] = {"spec": spec, "data": sorted(datasets), "clickable": figure.clickable, "height": _height(spec) + 60}
+        tables[figure.name] = table_data(figure.data)
     bundle, boot = _bundle(), _text("boot.js")
     return _environment().from_string(_text("page.html.j2")).render(
         title=title,
         lead=lead,
         sections=sections,
+        policies=policies,
         css=_text("page.css"),
         scripts=" ".join(_hash(x) for x in (bundle, boot)),
         bundle=bundle,
         boot=boot,
-        json={"data": _json(data), "specs": _json(specs), "look": _json(_look())},
+        heights={name: spec["height"] for name, spec in specs.items()},
+        json={"data": _json(data), "specs": _json(specs), "tables": _json(tables), "look": _json(_look())},
     )  # fmt: skip
 
 
@@ -84,17 +92,25 @@ def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
     return spec
 
 
-def shown(value: Any) -> str:
-    """A value of a data table as text."""
-    if value is None:
-        return "—"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return str(value)
+def table_data(frame: pl.DataFrame) -> dict[str, Any]:
+    """The numbers of a figure, column by column, with six digits."""
+    floats = [pl.col(n).cast(pl.Float64) for n, t in frame.schema.items() if t.is_float()]
+    fit = frame.with_columns(pl.when(x.is_finite()).then(x.round_sig_figs(6)) for x in floats)
+    return {"columns": fit.columns, "rows": fit.height, "values": [column.to_list() for column in fit]}
+
+
+def _height(spec: Mapping[str, Any]) -> int:
+    """About how many pixels a chart is high: what the page keeps free until it is drawn."""
+    for key in ("vconcat", "hconcat", "concat"):
+        if key in spec:
+            each = [_height(child) for child in spec[key]]
+            columns = {"vconcat": 1, "hconcat": len(each)}.get(key, spec.get("columns", len(each)))
+            return sum(max(each[i : i + columns]) for i in range(0, len(each), columns))
+    return int(spec.get("height", 200)) + 70
 
 
 def _look() -> dict[str, Any]:
-    return {"light": theme.config(), "dark": theme.config(dark=True), "swap": theme.SWAP}
+    return {"light": theme.config(), "dark": theme.config(dark=True), "swap": theme.SWAP, "most": MOST_ROWS}
 
 
 def _json(value: Any) -> str:
@@ -131,7 +147,4 @@ def vega_lite() -> str:
 
 
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = shown
-    environment.globals["most"] = MOST_ROWS
-    return environment
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kvsim.errors import WrongUse
 from kvsim.metrics.run import RunTables, open_run
+from kvsim.report.contents import sections
 from kvsim.report.export import write_png, write_svg
 from kvsim.report.html import Figure, Section, render
-from kvsim.report.sections import sections
-
+from kvsim.report.view import View
 
 def report(
     run_dirs: str | Path | Sequence[str | Path],
@@ -30,7 +30,8 @@ def report(
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(out.name + ".partial")
-    aside.write_text(render(_title(runs), _lead(runs), parts), encoding="utf-8")
+    labels = list(dict.fromkeys(s.label for run in runs for s in View.of(run).look))
+    aside.write_text(render(_title(runs), _lead(runs), parts, labels), encoding="utf-8")
     os.replace(aside, out)
     figures = [b for s in parts for b in s.blocks if isinstance(b, Figure)]
     if png is not None:
@@ -39,21 +40,17 @@ def report(
         write_svg(figures, Path(svg))
     return out
 
-
 def _named(run: RunTables, index: int, runs: int) -> list[Section]:
     if runs == 1:
         return sections(run)
     return [Section(f"{run.path.name}: {s.title}", s.text, s.facts, s.blocks) for s in sections(run, f"run{index + 1}-")]
 
-
 def _title(runs: Sequence[RunTables]) -> str:
     return f"KV-cache policies on {', '.join(dict.fromkeys(_trace(r) for r in runs))}"
-
 
 def _trace(run: RunTables) -> str:
     trace = run.about.get("trace")
     return str((trace.get("id") if isinstance(trace, dict) else trace) or run.path.name)
-
 
 def _lead(runs: Sequence[RunTables]) -> list[str]:
     many = sum(len(r.policies) for r in runs)

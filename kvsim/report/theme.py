@@ -51,18 +51,57 @@ FATES = {  # of metrics.quality
     "gone for good": ("#33383E", "#F4F6F8"),
     "learned sink": ("#E3E6EB", "#2A313A"),
 }
+TIERS = {  # of metrics.tokens
+    "held, full precision": READ,
+    "held, coded": CODED,
+    "only on the host": FATES["read from the host"],
+    "gone for good": FATES["gone for good"],
+}
+LOST = {  # of metrics.loss
+    "read": READ,
+    "lost: the index chose other pages": ("#E69F01", "#F0C33D"),
+    "lost: evicted before": FATES["gone for good"],
+    "lost: the budget is too small": ("#B4BBC4", "#5F6874"),
+}
+BYTES = {  # of metrics.traffic
+    "K and V rows read": READ,
+    "K and V rows": READ,
+    "index scanned": ("#33BBED", "#2F5FE0"),
+    "index": ("#33BBED", "#2F5FE0"),
+    "scales and zeros read": CODED,
+    "scales and zeros": CODED,
+    "attention scores written and read": ("#8822CC", "#B98CFF"),
+    "rows and index written": ("#7A0B00", "#C0502E"),
+    "moved between tiers": FATES["gone for good"],
+    "copies on host or disk": FATES["gone for good"],
+}
+STEPS = (("#1B7F7A", "#3FB5AD"), ("#E69F02", "#F0C33E"), ("#0A3A8E", "#3A6AE8"), ("#CC3312", "#F05A3C"))  # an ordered few
 EVIDENCE = ("#D55E00", "#FF8A3D")
 PICKED = ("#D55E01", "#FF8A3E")
+TICK = ("#8A929B", "#8A929B")  # what stands behind a mark
+NOISE = ("#A9B1BA", "#59636E")  # the noise floor
+INK = ("#1B1F24", "#E6E8EB")  # marks that are not one policy's
 # light -> dark: the page rewrites the colours of a specification with it
-SWAP = dict([*((light, dark) for light, dark, _, _ in FAMILIES.values()), *SPARE, *FATES.values(), EVIDENCE, PICKED])
+SWAP = dict(
+    [
+        *((light, dark) for light, dark, _, _ in FAMILIES.values()),
+        *SPARE,
+        *(pair for named in (FATES, TIERS, LOST, BYTES) for pair in named.values()),
+        *STEPS,
+        EVIDENCE,
+        PICKED,
+        TICK,
+        NOISE,
+        INK,
+    ]
+)
 
-ERROR_TITLE = "output error (relative L2, log scale)"
 FONT = "Inter, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', Arial, sans-serif"
 TOKENS = (
     "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + 'M' : "
     "datum.value >= 1024 ? format(datum.value / 1024, '~g') + 'K' : format(datum.value, 'd')"
 )  # powers of two, which the SI prefixes of d3 are not
-BYTES = (
+SIZES = (
     "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~g') + ' GiB' : "
     "datum.value >= 1048576 ? format(datum.value / 1048576, '~g') + ' MiB' : "
     "datum.value >= 1024 ? format(datum.value / 1024, '~g') + ' KiB' : format(datum.value, 'd') + ' B'"
@@ -133,29 +172,41 @@ def doublings(low: float, high: float) -> list[float]:
     return [float(2**i) for i in range(first, last + 1, 1 + (last - first) // 9)]
 
 
+def evenly(high: float) -> list[float]:
+    """0 and a few round sizes up to `high`: ticks of a linear axis of bytes."""
+    step = 2.0 ** math.floor(math.log2(max(high, 4) / 4))
+    return [step * i for i in range(math.floor(high / step) + 1)]
+
+
 def ends(values: pl.Series, otherwise: tuple[float, float]) -> tuple[float, float]:
     """The least and the largest value, or `otherwise` when there is none."""
     told = values.drop_nulls().cast(pl.Float64).to_list()
     return (min(told), max(told)) if told else otherwise
 
 
-def floored(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with `error`: rel_l2, at least the floor of its logarithmic axis."""
-    return frame.with_columns(error=pl.col("rel_l2").clip(LEAST_ERROR, None))
-
-
-def error_axis() -> alt.Axis:
+def error_axis(errors: pl.Series) -> alt.Axis:
     """Decades of a logarithmic axis of output error."""
-    return alt.Axis(format="~g", values=[0.001, 0.01, 0.1, 1, 10, 100], grid=True)
+    high = error_scale(errors).domain[1]  # type: ignore[index]
+    return alt.Axis(format="~g", values=[x for x in (0.001, 0.01, 0.1, 1, 10, 100, 1000) if x <= high], grid=True)
 
 
 def error_scale(errors: pl.Series) -> alt.Scale:
-    """Logarithmic, from the floor to above the largest error."""
-    return alt.Scale(type="log", nice=False, domain=[LEAST_ERROR, max(1.2 * ends(errors, (1.0, 1.0))[1], 0.1)])
+    """Logarithmic, from 0.001, where whatever is smaller stands, to above the largest error."""
+    return alt.Scale(type="log", nice=False, clamp=True, domain=[LEAST_ERROR, max(1.2 * ends(errors, (1.0, 1.0))[1], 0.1)])
 
 
 def percent_axis() -> alt.Axis:
     return alt.Axis(format=".0%", tickCount=5)
+
+
+def few(labels: Sequence[str], colours: Sequence[str], title: str | None = None, **legend: Any) -> dict[str, Any]:
+    """Scale, order and legend of a channel that tells a few named things apart."""
+    return {
+        "title": title,
+        "sort": list(labels),
+        "scale": alt.Scale(domain=list(labels), range=list(colours)),
+        "legend": alt.Legend(labelLimit=320, symbolOpacity=1, **legend),
+    }
 
 
 def policy_channels(look: Sequence[Style], mark: str) -> dict[str, Any]:
@@ -202,7 +253,7 @@ def config(dark: bool = False) -> dict[str, Any]:
         "axisY": {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -8, "titleBaseline": "bottom"},
         "legend": {
             "orient": "top", "direction": "horizontal", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": strong,
-            "titleColor": strong, "symbolSize": 80, "offset": 20, "columnPadding": 18, "gradientLength": 220,
+            "titleColor": strong, "symbolSize": 80, "offset": 28, "titleLimit": 400, "columnPadding": 18, "gradientLength": 220,
         },
         "header": {"labelColor": strong, "titleColor": strong, "labelFontSize": 12},
         "range": {"heatmap": {"scheme": "viridis"}, "ramp": {"scheme": "viridis"}},

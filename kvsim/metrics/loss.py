@@ -1,0 +1,108 @@
+"""Why attention is lost: budget, eviction or index; how deep a ranking would have to be read; how loose its bounds are."""
+
+from __future__ import annotations
+
+import polars as pl
+
+LOSSES = {  # of diagnostics -> in words, in the order they stand on a bar
+    "read": "read",
+    "loss_index": "lost: the index chose other pages",
+    "loss_evict": "lost: evicted before",
+    "loss_budget": "lost: the budget is too small",
+}
+
+
+def blame(diagnostics: pl.DataFrame) -> pl.DataFrame:
+    """diagnostics (policy, request, layer, metric, value) -> policy, part (a value of LOSSES), order, mass, sorted: means over contexts
+    and layers; four parts of a policy sum to 1. Policies without pages have no such losses and no rows."""
+    lost = (
+        diagnostics.filter(pl.col("metric").is_in(list(LOSSES)))
+        .group_by("policy", "metric")
+        .agg(pl.col("value").mean().clip(0, None).alias("mass"))  # a difference of float32 sums may be a hair below 0
+    )
+    read = lost.group_by("policy").agg(pl.lit("read").alias("metric"), (1 - pl.col("mass").sum()).alias("mass"))
+    order = {n: i for i, n in enumerate(LOSSES)}
+    return (
+        pl.concat([lost, read.select(lost.columns)])
+        .with_columns(
+            order=pl.col("metric").replace_strict(order, return_dtype=pl.Int8),
+            part=pl.col("metric").replace_strict(LOSSES, return_dtype=pl.String),
+        )
+        .select("policy", "part", "order", "mass")
+        .sort("policy", "order")
+    )
+
+
+DEPTHS = {  # of explain -> in words, in the order they stand on the chart
+    "k_needed": "the pages of most mass",
+    "exact_pages_r1": "proof of the best token",
+    "exact_pages_r10": "proof of the best 10 tokens",
+    "exact_pages_r64": "proof of the best 64 tokens",
+    "mass_pages_02": "proof of 80 % of the mass",
+    "mass_pages_01": "proof of 90 % of the mass",
+    "mass_pages_005": "proof of 95 % of the mass",
+    "mass_pages_001": "proof of 99 % of the mass",
+}
+
+
+def depths(explain: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, wanted (a value of DEPTHS), order, p50, mean, p95, most: pages of the ranking, over steps and heads; sorted."""
+    order = {said: i for i, said in enumerate(DEPTHS.values())}
+    wide = explain.select("policy", *(pl.col(n).cast(pl.Float64).alias(said) for n, said in DEPTHS.items()))
+    pages = pl.col("pages")
+    return (
+        wide.unpivot(index="policy", variable_name="wanted", value_name="pages")
+        .drop_nulls("pages")
+        .group_by("policy", "wanted")
+        .agg(
+            pages.median().alias("p50"),
+            pages.mean().alias("mean"),
+            pages.quantile(0.95, "linear").alias("p95"),
+            pages.max().alias("most"),
+        )
+        .with_columns(order=pl.col("wanted").replace_strict(order, return_dtype=pl.Int8))
+        .sort("policy", "order")
+        .collect()
+    )
+
+
+def bounds(heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, layer, slack_mean, slack_max (scaled logits), promised (eps_hat), missed (mass not read, of what is held): means, and
+    the p95 over steps and heads of each as NAME_p95; only policies whose index is a bound; sorted."""
+    held = 1 - pl.col("mass_evicted") - pl.col("learned_sink_mass")
+    columns = {
+        "slack_mean": pl.col("slack_mean"),
+        "slack_max": pl.col("slack_max"),
+        "promised": pl.col("eps_hat"),
+        "missed": pl.col("mass_unread") / held,
+    }
+    means = [x.cast(pl.Float64).mean().alias(n) for n, x in columns.items()]
+    ends = [x.cast(pl.Float64).quantile(0.95, "linear").alias(f"{n}_p95") for n, x in columns.items()]
+    return (
+        heads.filter(pl.col("slack_mean").is_not_null()).group_by("policy", "layer").agg(*means, *ends).sort("policy", "layer").collect()
+    )
+
+
+STAGES = {  # of heads -> in words, in the order errors add up
+    "err_select": "exact rows",
+    "err_k": "coded keys",
+    "err_v": "coded keys and values",
+}
+
+
+def coding(heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, layer, stage (a value of STAGES), order, error, p95: output error on what the policy read, over steps and heads;
+    only policies that code; sorted."""
+    order = {said: i for i, said in enumerate(STAGES.values())}
+    wide = heads.filter(pl.col("err_v").is_not_null()).select(
+        "policy", "layer", *(pl.col(n).cast(pl.Float64).alias(said) for n, said in STAGES.items())
+    )
+    error = pl.col("error")
+    return (
+        wide.unpivot(index=["policy", "layer"], variable_name="stage", value_name="error")
+        .group_by("policy", "layer", "stage")
+        .agg(error.mean(), error.quantile(0.95, "linear").alias("p95"))
+        .with_columns(order=pl.col("stage").replace_strict(order, return_dtype=pl.Int8))
+        .sort("policy", "layer", "order")
+        .collect()
+    )

@@ -1,0 +1,36 @@
+"""Does coding blur the keys or the values?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+import polars as pl
+
+from kvsim.metrics.floor import Floor
+from kvsim.metrics.loss import STAGES
+from kvsim.report import theme
+from kvsim.report.charts.measure import noise, other, quantity
+from kvsim.report.theme import STEPS, TICK, Style
+
+SHAPES = ("square", "circle", "diamond")
+
+
+def error_by_stage(stages: pl.DataFrame, look: Sequence[Style], floor: Floor | None) -> alt.LayerChart:
+    """stages (policy, layer, stage, error, p95) -> per policy and layer, the output error as coding adds to it."""
+    rows = stages.with_columns(row=pl.format("{}, layer {}", "policy", "layer"))
+    order = list(dict.fromkeys(r for s in look for r in rows.filter(pl.col("policy") == s.label)["row"]))
+    x = quantity(alt.X, "rel_l2", rows["p95"], field="error")
+    y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(grid=True, labelLimit=320))
+    names = list(STAGES.values())
+    base = alt.Chart(theme.prepare(rows)).encode(y=y)
+    said = ["policy:N", "layer:O", "stage:N", alt.Tooltip("error:Q", format=".3g"), alt.Tooltip("p95:Q", format=".3g")]
+    colour = theme.few(names, [c[0] for c in STEPS])
+    dots = base.mark_point(filled=True, size=80, opacity=1).encode(
+        x=x, color=alt.Color("stage:N", **colour), shape=alt.Shape("stage:N", **theme.few(names, SHAPES)), tooltip=said
+    )
+    ticks = base.mark_tick(aria=False, thickness=2, size=12).encode(x=other(x, "p95"), color=alt.Color("stage:N", **colour))
+    rule = base.mark_rule(aria=False, color=TICK[0], opacity=0.5).encode(x=x, x2="p95:Q")
+    return alt.layer(*noise(floor, x), rule, ticks, dots).properties(
+        width=620, height=26 * len(order), description="Output error of exact rows, of coded keys, and of coded keys and values, per layer."
+    )

@@ -1,0 +1,152 @@
+"""Which layers, heads and parts of the context lose?"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from kvsim.metrics.floor import floors
+from kvsim.metrics.profile import profile
+from kvsim.metrics.quality import quality
+from kvsim.metrics.spread import by_statistic, spread
+from kvsim.report import theme
+from kvsim.report.charts.heads import evidence_heads, miss_against_error
+from kvsim.report.charts.layers import MEASURES, by_layer
+from kvsim.report.charts.map import layer_head_map
+from kvsim.report.charts.profile import read_by_position
+from kvsim.report.html import Figure, Section
+from kvsim.report.view import LEGEND, View
+
+SERIES = 40_000  # values of the step series of the map
+TOP = 12  # heads that look at the evidence
+CELLS, PAGE = 160, 16  # the profile: most cells across, tokens that a cell is a multiple of
+
+
+def section(view: View) -> Section:
+    return Section(
+        "Layers and heads",
+        ("Attention is unequal: a few heads carry the retrieval, and a mean over heads hides what happens to them.",),
+        blocks=[*_layers(view), *_map(view), *_evidence(view), *_miss(view), *_profile(view)],
+    )
+
+
+def _layers(view: View) -> list[Figure]:
+    found = by_statistic(spread(view.run.heads, "layer"), ("rel_l2", "missed_mass", "evidence_recall"))
+    data = view.labelled(found).select("policy", "layer", "statistic", *MEASURES)
+    known = floors(view.run.about).group_by("layer", maintain_order=True).agg(pl.col("p95").mean()).sort("layer")
+    how = (
+        "One line per policy, one point per layer. The menu takes, instead of the mean over a layer's heads, their 5th percentile (of losses "
+        "the 95th) or the worst head."
+    )
+    notes = ["Grey: the p95 of the model's own rounding in that layer."] if known.height else []
+    chart = by_layer(data, known, view.look)
+    return [view.figure("layers", "Which layers lose?", how, chart, data, [*notes, LEGEND], clickable=True)]
+
+
+def _map(view: View) -> list[Figure]:
+    group, heads = 1, view.run.heads.select("layer", "q_head").unique().collect()
+    while heads.select("layer", pl.col("q_head") // group).n_unique() > theme.ROW_CAP:
+        group *= 2
+    many = heads.select("layer", pl.col("q_head") // group).n_unique()
+    fit = view.look[: theme.ROW_CAP // many]
+    head = (pl.col("q_head") // group * group).alias("q_head")
+    keep = view.run.heads.filter(pl.col("policy").is_in([s.policy for s in fit]))
+    cells = view.labelled(quality(keep, "layer", head))
+    cells = cells.select("policy", "layer", "q_head", "rel_l2", "missed_mass", "evidence_recall", "mass_recall")
+    series, steps, highest, together = _series(view, keep, head, many * len(fit))
+    cells = cells.join(view.labelled(series), on=["policy", "layer", "q_head"], how="left", maintain_order="left")
+    how = (
+        "Colour: output error of each query head under one policy, which the menu chooses. Click a head, or choose it from the menus, to see "
+        "it under every policy beside the map and at every decode step below."
+    )
+    notes = ["Missed mass: dense attention mass on tokens that were evicted or not read."]
+    if together > 1:
+        notes.append(f"Each point below is {together} steps together.")
+    if group > 1:
+        notes.append(f"Query heads are taken {group} by {group}, named by the first.")
+    if len(fit) < len(view.look):
+        rest = ", ".join(s.label for s in view.look[len(fit) :])
+        notes.append(f"To stay readable it has {len(fit)} of {len(view.look)} policies; without {rest}.")
+    chart = layer_head_map(cells, steps, highest, fit, view.floor)
+    title = "Which heads lose, and is it the same ones under every policy?"
+    return [view.figure("map", title, how, chart, cells.drop("errors", "recalls"), notes, clickable=True)]
+
+
+def _series(view: View, heads: pl.LazyFrame, head: pl.Expr, cells: int) -> tuple[pl.DataFrame, list[int], float, int]:
+    """-> policy, layer, q_head, errors, recalls (values at each step, as text); the steps; the largest error; how many steps one value
+    stands for."""
+    there = heads.select(pl.col("step").unique().sort()).collect()["step"]
+    together = max(1, -(-len(there) * cells // SERIES))
+    step = pl.col("step") // together * together
+    found = quality(heads, "layer", head, step.alias("step"))
+    steps = found["step"].unique().sort().to_list()
+    told = {"errors": ("rel_l2", 3), "recalls": ("evidence_recall", 2)}
+    text = [
+        pl.col(m).round_sig_figs(digits).cast(pl.String).fill_null("").str.join(" ").alias(name)
+        for name, (m, digits) in told.items()
+    ]
+    grid = pl.DataFrame({"step": steps}, schema={"step": found.schema["step"]})
+    keys = found.select("policy", "layer", "q_head").unique(maintain_order=True)
+    full = keys.join(grid, how="cross").join(found, on=["policy", "layer", "q_head", "step"], how="left", maintain_order="left")
+    wide = full.group_by("policy", "layer", "q_head", maintain_order=True).agg(text)
+    return wide, steps, theme.ends(found["rel_l2"], (1.0, 1.0))[1], together
+
+
+def _evidence(view: View) -> list[Figure]:
+    if not view.evidence:
+        return []
+    found = quality(view.run.heads, "layer", "q_head")
+    best = (
+        found.group_by("layer", "q_head")
+        .agg(pl.col("evidence_dense").max())
+        .sort(pl.col("evidence_dense").fill_null(0), "layer", "q_head", descending=[True, False, False])
+        .head(min(TOP, theme.ROW_CAP // len(view.look)))
+        .with_row_index("order")
+    )
+    read = view.run.heads.group_by("policy", "layer", "q_head").agg(pl.col("evidence_read").cast(pl.Float64).mean()).collect()
+    data = found.join(best.drop("evidence_dense"), on=["layer", "q_head"]).join(read, on=["policy", "layer", "q_head"])
+    data = data.sort("order", "policy").with_columns(head=pl.format("layer {}, head {}", "layer", "q_head"))
+    data = view.labelled(data).select("policy", "head", "order", "evidence_dense", "evidence_read", "rel_l2")
+    how = (
+        f"The {best.height} query heads with most dense attention on the evidence, the most first. Grey bar: that mass, a mean over all decode "
+        "steps. A mark at its end read all of it; at the left edge, none. Beside: the output error of the same heads."
+    )
+    chart = evidence_heads(data, view.look, view.floor)
+    title = "Do the heads that look at the evidence get to read it?"
+    return [view.figure("evidence", title, how, chart, data, [LEGEND], clickable=True)]
+
+
+def _miss(view: View) -> list[Figure]:
+    every = max(1, -(-view.run.heads.select(pl.struct("policy", "layer", "q_head").n_unique()).collect().item() // theme.ROW_CAP))
+    found = quality(view.run.heads, "layer", "q_head")
+    mine = found.filter((pl.col("q_head") + pl.col("layer")) % every == 0) if every > 1 else found
+    data = view.labelled(mine).select("policy", "layer", "q_head", "missed_mass", "rel_l2")
+    how = (
+        "One point per query head and policy, means over steps. If missing more mass always meant a larger error, each policy's points would "
+        "lie on one rising line; at the left edge stand heads that miss less than 0.01 %."
+    )
+    notes = [f"Every {every}th head."] if every > 1 else []
+    chart = miss_against_error(data, view.look, view.floor)
+    title = "Does missed mass tell how far the output is off?"
+    return [view.figure("miss", title, how, chart, data, [*notes, LEGEND], clickable=True)]
+
+
+def _profile(view: View) -> list[Figure]:
+    run, request = view.run, view.request
+    planned = set(run.tables["plans"].filter(pl.col("request") == request).select(pl.col("policy").unique()).collect()["policy"])
+    drawn = [s for s in view.look if s.policy in planned or not view.selective[s.policy]]
+    total = int(run.ledger.filter(pl.col("request") == request).select(pl.col("pos").max()).collect().item()) + 1
+    width = PAGE * -(-total // (PAGE * min(CELLS, theme.ROW_CAP // max(1, len(drawn)))))
+    parts = [
+        profile(run.tables, s.policy, request, width, view.selective[s.policy]).select(pl.lit(s.label).alias("policy"), pl.all())
+        for s in drawn
+    ]
+    if not parts:
+        return []
+    cells, spans = pl.concat(parts), view.spans()
+    how = (
+        f"Context {request}, position across ({width} tokens a cell), one row per policy. Colour: of all query heads and decode steps that "
+        "could see a token, the share that read it." + (" Framed: the evidence." if spans.height else "")
+    )
+    notes = view.without(cells, "the pages it read are not recorded (replay with --plans)")
+    chart = read_by_position(cells, spans, drawn)
+    return [view.figure("profile", "Which parts of the context are read?", how, chart, cells, notes)]

@@ -1,0 +1,70 @@
+"""What can an index promise?"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from kvsim.metrics.loss import bounds, depths
+from kvsim.metrics.quality import quality
+from kvsim.report.charts.depth import pages_to_a_guarantee
+from kvsim.report.charts.layers import promised_and_missed, slack_by_layer
+from kvsim.report.html import Figure, Section
+from kvsim.report.view import LEGEND, View
+
+NOT_A_BOUND = "it has no index, or one whose score is no upper bound"
+PANELS = 4  # policies whose depths are drawn
+ROWS = 40  # (policy, layer) pairs
+
+
+def section(view: View) -> Section:
+    found = view.labelled(bounds(view.run.heads))
+    text = ["An index that is an upper bound can prove what was not missed. What it can prove is not what was lost: that is the missed mass."]
+    if found.is_empty():
+        text.append("No policy of this run has such an index.")
+    return Section("What the index can promise", text, blocks=[*_slack(view, found), *_promised(view, found), *_depth(view)])
+
+
+def _slack(view: View, found: pl.DataFrame) -> list[Figure]:
+    if found.is_empty():
+        return []
+    how = (
+        "The bound of a page minus its best true logit, over all pages there are: points are means over steps and heads, bars their p95. "
+        "Above about 3, e³ = 20 times, a bound can hardly tell pages apart by itself."
+    )
+    chart = slack_by_layer(found, view.of_label(found["policy"]))
+    notes = [*view.without(found, NOT_A_BOUND), LEGEND]
+    data = found.select("policy", "layer", "slack_mean", "slack_mean_p95", "slack_max", "slack_max_p95")
+    return [view.figure("slack", "How loose is the index's bound, layer by layer?", how, chart, data, notes, clickable=True)]
+
+
+def _promised(view: View, found: pl.DataFrame) -> list[Figure]:
+    if found.is_empty():
+        return []
+    layers = found["layer"].unique().sort().to_list()
+    some = layers[:: -(-len(layers) * found["policy"].n_unique() // ROWS)]
+    data = found.filter(pl.col("layer").is_in(some)).select("policy", "layer", "promised", "missed", "missed_p95")
+    how = (
+        "Of the attention mass on held tokens: what was not read, and what the bound cannot rule out to lie on unread pages. The distance is "
+        "what a stopping rule would read for nothing."
+    )
+    notes = [f"Layers {', '.join(map(str, some))} of {len(layers)}."] if len(some) < len(layers) else []
+    chart = promised_and_missed(data, view.of_label(data["policy"]))
+    title = "How much of what the index cannot rule out was really missed?"
+    return [view.figure("promised", title, how, chart, data, notes)]
+
+
+def _depth(view: View) -> list[Figure]:
+    data = view.labelled(depths(view.run.tables["explain"]))
+    if data.is_empty():
+        return []
+    read = view.labelled(
+        quality(view.run.heads.filter(pl.col("read_pages").is_not_null()).with_columns(read_tokens="read_pages"))
+    ).select("policy", pages="read_tokens")
+    drawn = view.of_label(data["policy"])[:PANELS]
+    how = (
+        "Pages of the policy's own ranking, forced pages first, until each guarantee holds. Bar: half of all steps and heads need less; dot: "
+        "the mean; orange bar: p95; the line ends at the most. A guarantee right of the pages read would cost that much more."
+    )
+    chart = pages_to_a_guarantee(data, read, drawn)
+    notes = view.without([s.label for s in drawn], "no depths of it were recorded, or others stand for it")
+    return [view.figure("depth", "How deep must the ranking be read for a guarantee?", how, chart, data, notes)]

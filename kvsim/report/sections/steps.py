@@ -1,0 +1,116 @@
+"""When is attention lost, and what changes from step to step?"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from kvsim.metrics.quality import quality
+from kvsim.metrics.spread import SUFFIX, by_statistic, spread, spread_of
+from kvsim.metrics.tokens import changes_by_step, held_by_step
+from kvsim.report import facts
+from kvsim.report.charts.steps import evidence_by_step, measures_by_step
+from kvsim.report.charts.tiers import changes_over_time, held_over_time
+from kvsim.report.html import Figure, Section
+from kvsim.report.view import LEGEND, View
+
+DRIFT = ("rel_l2", "mass_evicted", "mass_unread", "far_recall")
+HEADS = "The menu takes, instead of the mean over heads, the 5th percentile of heads (of what is lost the 95th) or the worst head."
+
+
+def section(view: View) -> Section:
+    text = ["Steps of one context are not independent: read these as one story, not as samples."]
+    if view.bands.is_empty():
+        text.append("The roles of tokens overlap along the steps of different contexts; each role has its own line.")
+    if not view.evidence:
+        text.append("No prompt of this run marks evidence, so evidence is not followed here.")
+    return Section(
+        "Step by step", text, blocks=[*_evidence(view), *_drift(view), *_churn(view), *_held(view), *_changes(view)]
+    )
+
+
+def _evidence(view: View) -> list[Figure]:
+    if not view.evidence:
+        return []
+    together = view.together(len(SUFFIX))
+    step = (pl.col("step") // together * together).alias("step")
+    found = by_statistic(spread(view.run.heads, "role", step), ("evidence_recall", "rel_l2"))
+    data = view.labelled(found).select("policy", "role", "step", "statistic", "evidence_recall", "rel_l2", "evidence_dense")
+    data = data.with_columns(facts.role_words())
+    mass = quality(view.run.heads, step).group_by("step").agg(pl.col("evidence_dense").mean()).sort("step")
+    how = (
+        "Ratios of sums over layers and heads at each step; a gap where less than 0.001 of dense mass lies on evidence. Where full attention "
+        f"itself hardly looks at the evidence (lowest panel), a miss matters little. {HEADS}"
+    )
+    chart = evidence_by_step(data.drop("evidence_dense"), mass, view.bands, view.look, view.floor)
+    notes = [facts.TELLING, *_taken(together), LEGEND]
+    return [view.figure("steps", "Is the evidence there when the answer needs it?", how, chart, data, notes, clickable=True)]
+
+
+def _drift(view: View) -> list[Figure]:
+    together = view.together(len(SUFFIX))
+    step = (pl.col("step") // together * together).alias("step")
+    found = view.labelled(by_statistic(spread(view.run.heads, "role", step), DRIFT))
+    data = found.with_columns(facts.role_words()).select("policy", "role", "step", "statistic", *DRIFT)
+    shown = [m for m in DRIFT if data[m].is_not_null().any() and (m == "rel_l2" or data[m].max() != 0)]
+    how = (
+        "Means over layers and heads at each step. Mass on evicted tokens that rises means the model looks back at what is gone; mass on unread "
+        "tokens means that the pages chosen fit the query less and less. " + HEADS
+    )
+    chart = measures_by_step(data, shown, view.bands, view.look, view.floor)
+    notes = [facts.TELLING, *_taken(together), LEGEND]
+    return [view.figure("drift", "Does the loss grow along the answer?", how, chart, data, notes, clickable=True)]
+
+
+def _churn(view: View) -> list[Figure]:
+    together = view.together(len(SUFFIX))
+    heads = view.run.heads.with_columns(step=pl.col("step") // together * together).filter(pl.col("read_churn").is_not_null())
+    found = by_statistic(spread_of(heads, ["read_churn"], "step"), ["read_churn"])
+    data = view.labelled(found).select("policy", "step", "statistic", "read_churn")
+    if data.is_empty():
+        return []
+    how = (
+        "1 − the tokens read at this step and the one before, over those read at either. 0 %: the same tokens again, which a cache or a "
+        f"prefetch could serve; 100 %: all new. {HEADS}"
+    )
+    chart = measures_by_step(data, ["read_churn"], view.bands, view.look)
+    notes = [*view.without(data, "no two neighbouring steps of it were written"), *_taken(together), LEGEND]
+    return [view.figure("churn", "How much of what is read changes from step to step?", how, chart, data, notes, clickable=True)]
+
+
+def _held(view: View) -> list[Figure]:
+    together = view.together(4)
+    held = view.labelled(held_by_step(view.run.ledger, together))
+    moved = set(held.filter(pl.col("order") > 0, pl.col("tokens") > 0)["policy"])
+    if not moved:
+        return []
+    data = held.filter(pl.col("policy").is_in(list(moved)))
+    how = (
+        "Tokens per KV head after each step, by what holds them; the parts add up to what dense attention sees. What is gone for good cannot "
+        "be read at any later step, whatever the query."
+    )
+    notes = [*view.without(data, "it holds everything in full precision at every step"), *_taken(together)]
+    chart = held_over_time(data, view.of_label(moved))
+    return [view.figure("held", "What is held at each step, and at what precision?", how, chart, data, notes)]
+
+
+def _changes(view: View) -> list[Figure]:
+    together = view.together(4)
+    data = view.labelled(changes_by_step(view.run.tables["events"], together))
+    later = data.filter(pl.col("step") >= 0)
+    if later.is_empty():
+        return []
+    how = (
+        "Tokens per KV head that each step evicted, coded or promoted, after its attention. Regular bars are a policy that works in batches; "
+        "each chart has its own scale."
+    )
+    cut = [f"{p}: {tokens:,.0f} {change}" for p, change, tokens in data.filter(pl.col("step") < 0).select("policy", "change", "tokens").rows()[::-1]]
+    notes = [f"Not drawn, because it would hide the rest: the cut after the prompt ({'; '.join(cut)})."] if cut else []
+    chart = changes_over_time(later, view.of_label(later["policy"]))
+    title = "When are tokens evicted, coded or promoted?"
+    return [view.figure("changes", title, how, chart, data, [*notes, *_taken(together)])]
+
+
+def _taken(together: int) -> list[str]:
+    return [f"Each point is {together} steps together."] if together > 1 else []
+
+

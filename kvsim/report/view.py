@@ -1,0 +1,108 @@
+"""One run as it is drawn: its tables, the look of its policies, its noise floor, and the little that every section needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import altair as alt
+import polars as pl
+
+from kvsim.metrics.diagnostics import diagnostics
+from kvsim.metrics.floor import Floor, floor
+from kvsim.metrics.quality import roles
+from kvsim.metrics.raster import Place, telling_places
+from kvsim.metrics.run import RunTables
+from kvsim.report import facts, theme
+from kvsim.report.html import Figure
+from kvsim.report.theme import Style, styles
+
+LEGEND = "A click on the legend keeps one policy."
+
+
+@dataclass(frozen=True)
+class View:
+    """name: goes before the names of its figures."""
+
+    run: RunTables
+    look: list[Style]
+    floor: Floor | None
+    name: str = ""
+
+    @classmethod
+    def of(cls, run: RunTables, name: str = "") -> View:
+        """Policies in the order they were asked for, baselines last."""
+        look = styles(p.id for p in sorted(run.policies, key=lambda p: p.role == "baseline") if p.rows)
+        return cls(run, look, floor(run.about), name)
+
+    def labelled(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with labels for policies, marks of the first policy last."""
+        return theme.labelled(frame, self.look)
+
+    def of_label(self, labels: Iterable[str]) -> list[Style]:
+        """The styles of these policies, in the order of the report."""
+        there = set(labels)
+        return [s for s in self.look if s.label in there]
+
+    def figure(
+        self,
+        name: str,
+        title: str,
+        how: str,
+        chart: alt.TopLevelMixin,
+        data: pl.DataFrame,
+        notes: Sequence[str] = (),
+        clickable: bool = False,
+    ) -> Figure:
+        return Figure(f"{self.name}{name}", title, how, chart, " ".join(notes), data, clickable)
+
+    def without(self, drawn: pl.DataFrame | Sequence[str], why: str) -> list[str]:
+        """A sentence that names the policies a figure does not draw, if any, and why."""
+        there = set(drawn["policy"] if isinstance(drawn, pl.DataFrame) else drawn)
+        missing = [s.label for s in self.look if s.label not in there]
+        return [f"Not drawn, because {why}: {', '.join(missing)}."] if missing else []
+
+    @cached_property
+    def evidence(self) -> bool:
+        """Whether any prompt of the run marks evidence."""
+        return bool(self.run.heads.select(pl.col("evidence_dense").is_not_null().any()).collect().item())
+
+    @cached_property
+    def diagnostics(self) -> pl.DataFrame:
+        explain = self.run.tables["explain"]
+        return diagnostics(self.run.heads, None if explain.head(1).collect().is_empty() else explain)
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """{why: head}: the heads that tell most, all of one context."""
+        return telling_places(self.run.heads, self.run.ledger)
+
+    @property
+    def request(self) -> int:
+        """The context that is drawn where only one can be."""
+        return next(iter(self.places.values())).request
+
+    @cached_property
+    def selective(self) -> dict[str, bool]:
+        """{policy: whether it reads a part of what it holds}."""
+        unread = self.run.heads.group_by("policy").agg(pl.col("mass_unread").max() > 0).collect()
+        return dict(unread.rows())
+
+    @cached_property
+    def bands(self) -> pl.DataFrame:
+        """role in words, first, last: the steps of each role, in order; no rows when the roles of several contexts overlap."""
+        found = roles(self.run.heads).sort("first").with_columns(facts.role_words())
+        apart = all(last < first for last, first in zip(found["last"], found["first"][1:], strict=False))
+        return found if apart else found.clear()
+
+    def spans(self) -> pl.DataFrame:
+        """start, stop, label of the evidence in the context that is drawn."""
+        told = next((r.get("spans") or [] for r in self.run.requests if r.get("request") == self.request), [])
+        rows = [(s["start"], s["stop"], s.get("label") or "evidence") for s in told if s.get("kind") == "evidence"]
+        return pl.DataFrame(rows, schema={"start": pl.Int64, "stop": pl.Int64, "label": pl.String}, orient="row")
+
+    def together(self, rows: int) -> int:
+        """How many steps one point stands for, so that policies × roles × steps × `rows` fit into a chart."""
+        many = self.run.heads.select(pl.struct("policy", "role", "step").n_unique()).collect().item()
+        return int(-(-many * rows // theme.ROW_CAP))
