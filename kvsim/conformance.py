@@ -18,6 +18,7 @@ from kvsim.geometry import FUTURE, Layer, Request
 from kvsim.policies import allocate
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
+from kvsim.units import READ_UNITS, pages
 
 Rows = dict[str, np.ndarray]
 COUNTED = ("held_tokens", "quant_tokens", "evicted_tokens", "read_tokens", "resident_bytes", "read_bytes", "meta_resident_bytes")
@@ -31,7 +32,7 @@ def check_policy(policy: str | Part | Chain) -> list[str]:
 
     Tried: it is frozen; it runs on prompts of 1 and of many tokens and on ties, twice alike; it writes into nothing that it is shown;
     another request beside it changes nothing, and its state goes on from a copy; a shorter trace, or another future, gives the same
-    beginning; permuted heads permute the result (unless it draws by a `seed`)."""
+    beginning; a ranking is the same for every budget; permuted heads permute the result (unless it draws by a `seed`)."""
     chain = complete(parse(policy) if isinstance(policy, str) else policy)
     found: list[str] = []
     for name, law in LAWS.items():
@@ -65,9 +66,9 @@ def lane(
     )
 
 
-def _rows(chain: Chain, source: Source) -> tuple[Rows, Rows]:
+def _rows(chain: Chain, source: Source, *beside: Chain) -> tuple[Rows, Rows]:
     """What a run says of every kv head, [Hkv, N, ...], and of every query head, [Hq, N, ...]: counts, masses and sets."""
-    tables = run_layer(source, [Job(chain)], plans=True)[0]
+    tables = run_layer(source, [*map(Job, beside), Job(chain)], plans=True)[-1]
     steps, group = len(source.steps), source.layer.group
     ledger = {c: np.stack([np.broadcast_to(p.get(c, 0), steps) for p in tables["ledger"]]) for c in COUNTED}
     heads = {
@@ -100,8 +101,8 @@ def _placement(part: Columns, source: Source) -> np.ndarray:
 def _plan(part: Columns, source: Source) -> np.ndarray:
     """bool[G, N, T]: the pages that the query heads of a kv head read; a set for the whole group has q_head -1."""
     out = np.zeros((source.layer.group, len(source.steps), source.request.total), bool)
-    for head, step, pages in zip(part["q_head"], part["step"], part["pages"], strict=True):
-        out[slice(None) if head < 0 else head % source.layer.group, step, pages] = True
+    for head, step, ids in zip(part["q_head"], part["step"], part["pages"], strict=True):
+        out[slice(None) if head < 0 else head % source.layer.group, step, ids] = True
     return out
 
 
@@ -242,6 +243,19 @@ def _past(chain: Chain) -> str:
     return f"it looks ahead: a shorter trace gives other rows ({changed} differs)" if changed else ""
 
 
+def _budget(chain: Chain) -> str:
+    """Policies that differ in their budget alone share one ranking."""
+    read = chain.part("read")
+    if not isinstance(read.read, READ_UNITS):
+        return ""
+    mine = complete(read)
+    others = [mine.with_part(dataclasses.replace(read, read=pages(n))) for n in (1, 2)]
+    changed = _differs(_rows(mine, lane()), _rows(mine, lane(), *others))
+    return (
+        f"the same ranking under another budget changes it ({changed} differs): a score may not look at read=" if changed else ""
+    )
+
+
 def _heads(chain: Chain) -> str:
     """Ties between heads go to the lower one, so a difference on one made-up prompt proves nothing."""
     if any(hasattr(part, "seed") for part in chain.parts):
@@ -295,5 +309,6 @@ LAWS: dict[str, Callable[[Chain], str]] = {
     "state": _state,
     "beside": _beside,
     "past": _past,
+    "budget": _budget,
     "heads": _heads,
 }

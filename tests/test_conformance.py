@@ -240,6 +240,10 @@ def test_a_state_that_holds_views_of_what_it_was_shown_is_found():
     assert not found or found[0].startswith("beside: ")
 
 
+def test_a_ranking_that_looks_at_its_budget_is_found():
+    says(read(lambda self, view: by_page(view, np.sin(view.page[:, None] * self.read.n))), "budget", "under another budget")
+
+
 # -- depends on the order of the heads
 def test_weights_by_head_are_found():
     def step(self, state, seen):
