@@ -8,6 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
+from kvsim.metrics.overlap import across_layers
+
 UNIT = ("policy", "request", "layer")
 CERTIFICATES = (
     *("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"),
@@ -15,14 +17,20 @@ CERTIFICATES = (
 )
 
 
-def diagnostics(heads: pl.LazyFrame, explain: pl.LazyFrame | None = None, evidence: pl.LazyFrame | None = None) -> pl.DataFrame:
-    """heads of a run, explain and evidence where they were written -> policy, request, layer, metric, value, sorted.
+def diagnostics(
+    heads: pl.LazyFrame,
+    explain: pl.LazyFrame | None = None,
+    evidence: pl.LazyFrame | None = None,
+    plans: pl.LazyFrame | None = None,
+) -> pl.DataFrame:
+    """heads of a run, and explain, evidence and plans where they were written -> policy, request, layer, metric, value, sorted.
 
     fmm_prefill, fmm_running: mass missed on tokens evicted at the cut after prefill, and on all evicted so far (card D7).
     churn_read: consecutive steps' reads in tokens (D9). loss_budget, loss_evict, loss_index: 1 - L1, L1 - L2, L2 - L3, where L1 is the
     oracle's recall with as many pages of all tokens, L2 of held ones, L3 the policy's own (D11). From explain: the score's gap at the
     budget (mean), k_needed and the depths of certificates in pages (mean, p95, max). From evidence: all_spans_read and any_span_read, the
-    share of (step, head) in which something of every, of any span was read (D13)."""
+    share of (step, head) in which something of every, of any span was read (D13). From plans: jaccard_1, _2, _4, _8 with the layer that
+    far above, and jaccard_chance_... (metrics.overlap, D12)."""
     means = {
         "fmm_prefill": pl.col("mass_evicted_prefill"),
         "fmm_running": pl.col("mass_evicted"),
@@ -45,12 +53,17 @@ def diagnostics(heads: pl.LazyFrame, explain: pl.LazyFrame | None = None, eviden
     if evidence is not None:
         row = evidence.group_by(*UNIT, "q_head", "step").agg(all=(pl.col("read") > 0).all(), any=(pl.col("read") > 0).any())
         found.append(_tall(row, [pl.col(x).mean().alias(f"{x}_{y}_read") for x, y in (("all", "spans"), ("any", "span"))]))
+    if plans is not None:
+        alike = across_layers(plans).lazy()
+        for column, name in (("jaccard", "jaccard_"), ("chance", "jaccard_chance_")):
+            metric = pl.concat_str(pl.lit(name), pl.col("distance").cast(pl.String)).alias("metric")
+            found.append(alike.select("policy", "request", pl.col("layer").cast(pl.Int16), metric, pl.col(column).alias("value")))
     return pl.concat(found).sort(*UNIT, "metric").collect()
 
 
 def write(run: Path) -> None:
     """Adds diagnostics.parquet to the folder of a run whose tables are written."""
-    names = ("heads", "explain", "evidence")
+    names = ("heads", "explain", "evidence", "plans")
     frames = {name: _frame(run / f"{name}.parquet") for name in names if (run / f"{name}.parquet").is_file()}
     diagnostics(**frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
 
