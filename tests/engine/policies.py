@@ -18,6 +18,7 @@ STATELESS = [
     'oracle(read=pages(3), page=4, by="mass")',
     'oracle(read=share(0.1), page=4, by="mass")',
     'oracle(read=pages(3), page=4, by="logit", tail="forced")',
+    "recency(read=pages(3), page=4)",
     "recency(read=pages(3), page=4, sinks=1)",
     "random_read(read=pages(3), page=4, seed=5)",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -91,6 +92,25 @@ def test_a_chain_is_what_its_definition_says(keep, store, read, options):
     twin = Twin(source, policy)
     assume(twin.margin > 1e-9)
     compare(source, twin, got)
+
+
+LONG = [
+    "h2o(hold=tokens(40)) >> kivi(group=4, residual=4) >> oracle(read=pages(2), page=4)",
+    'tova(hold=tokens(40)) >> kivi(group=4, residual=8, v_bits=16) >> oracle(read=pages(3), page=4, by="logit")',
+    'h2o(hold=share(0.5), sinks=1) >> kivi(group=4, residual=8) >> quest(read=pages(3), page=4, heads="share", refresh=4)',
+    "streaming_llm(hold=tokens(40)) >> kivi(group=4, residual=4) >> oracle(read=pages(2), page=4, refresh=3)",
+    'tova(hold=tokens(40)) >> quest(read=share(0.2), page=4, heads="split", recent=6)',
+]
+
+
+@pytest.mark.parametrize("policy", LONG)
+@pytest.mark.parametrize("seed", range(3))
+def test_long_chains(policy, seed):
+    """All parts at work on more tokens: coded rows, evictions and rankings at every step."""
+    source = lane(prompt=60, steps=16, kv_heads=2, group=2, value_dim=6, size=3.0, sinks=seed == 1, seed=seed)
+    twin = Twin(source, chain(policy))
+    assert twin.margin > 1e-9
+    compare(source, twin, run(source, policy, plans=True))
 
 
 def compare(source, twin, got):
