@@ -79,7 +79,11 @@ def bounds(heads: pl.LazyFrame) -> pl.DataFrame:
     means = [x.cast(pl.Float64).mean().alias(n) for n, x in columns.items()]
     ends = [x.cast(pl.Float64).quantile(0.95, "linear").alias(f"{n}_p95") for n, x in columns.items()]
     return (
-        heads.filter(pl.col("slack_mean").is_not_null()).group_by("policy", "layer").agg(*means, *ends).sort("policy", "layer").collect()
+        heads.filter(pl.col("slack_mean").is_not_null())
+        .group_by("policy", "layer")
+        .agg(*means, *ends)
+        .sort("policy", "layer")
+        .collect()
     )
 
 

@@ -22,7 +22,7 @@ def profile(tables: dict[str, pl.LazyFrame], policy: str, request: int, width: i
     ledger = tables["ledger"].filter(*mine).select("layer", "kv_head", "step", "pos", "visible_tokens").collect()
     if ledger.is_empty():
         return pl.DataFrame(schema=COLUMNS)
-    total = int(ledger["pos"].max()) + 1  # type: ignore[arg-type,operator]
+    total = int(ledger["pos"].max()) + 1  # type: ignore[arg-type]
     seen = _spans(total, ledger["pos"] - ledger["visible_tokens"] + 1, ledger["pos"] + 1)
     if selective:
         read = _planned(tables["plans"].filter(*mine), _group(tables["heads"].filter(*mine), ledger), total)

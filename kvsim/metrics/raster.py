@@ -44,7 +44,9 @@ def telling_places(heads: pl.LazyFrame, ledger: pl.LazyFrame) -> dict[str, Place
         "error": pl.col("rel_l2"),
         "missed": pl.col("mass_evicted") + pl.col("mass_unread"),
     }
-    table = heads.group_by(where).agg(x.cast(pl.Float64).mean().fill_null(0).alias(n) for n, x in sizes.items()).sort(where).collect()
+    table = (
+        heads.group_by(where).agg(x.cast(pl.Float64).mean().fill_null(0).alias(n) for n, x in sizes.items()).sort(where).collect()
+    )
     found: dict[str, Place] = {}
     for why, size in REASONS.items():
         if found:

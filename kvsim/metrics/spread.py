@@ -22,14 +22,17 @@ def spread(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
     """heads -> `measures` by policy and `by`, sorted, with NAME_tail and NAME_worst of each of SPREAD: over the heads of the group."""
     names = [x if isinstance(x, str) else x.meta.output_name() for x in by]
     told = {"far_recall": "far_mass", "evidence_recall": "evidence_dense"}
-    each = measures(heads, *by, *(n for n in HEAD if n not in names)).with_columns(pl.when(pl.col(w) >= TELLING).then(m).alias(m) for m, w in told.items())
+    each = measures(heads, *by, *(n for n in HEAD if n not in names))
+    each = each.with_columns(pl.when(pl.col(w) >= TELLING).then(m).alias(m) for m, w in told.items())
     ends = each.group_by("policy", *names).agg(tails({n: pl.col(n) for n in SPREAD}))
     return measures(heads, *by).join(ends, on=["policy", *names], nulls_equal=True).sort("policy", *names).collect()
 
 
 def spread_of(heads: pl.LazyFrame, columns: Sequence[str], *by: str) -> pl.DataFrame:
     """heads -> policy, `by`, and mean, _tail and _worst over heads of each column's mean over steps, sorted."""
-    each = heads.group_by("policy", *by, *(n for n in HEAD if n not in by)).agg(pl.col(n).cast(pl.Float64).mean() for n in columns)
+    each = heads.group_by("policy", *by, *(n for n in HEAD if n not in by)).agg(
+        pl.col(n).cast(pl.Float64).mean() for n in columns
+    )
     means = [pl.col(n).mean() for n in columns]
     return each.group_by("policy", *by).agg(*means, *tails({n: pl.col(n) for n in columns})).sort("policy", *by).collect()
 

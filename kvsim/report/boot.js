@@ -7,6 +7,13 @@
   const state = { views: {}, errors: [], names: Object.keys(specs) };
   window.kvsim = state;
 
+  const unpacked = ({ rows, columns }) => {
+    const values = Object.values(columns).map((c) => (c && c.words ? c.at.map((i) => c.words[i]) : c));
+    const names = Object.keys(columns);
+    return { rows, columns: names, at: (i) => values.map((column) => column[i]),
+      objects: () => Array.from({ length: rows }, (_, i) => Object.fromEntries(names.map((name, k) => [name, values[k][i]]))) };
+  };
+
   const mode = () => document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const dark = (value) => (typeof value === "string" && look.swap[value]) || value;
 
@@ -22,7 +29,7 @@
     const place = document.getElementById(name);
     const { spec, data: used, clickable } = specs[name];
     const copy = JSON.parse(JSON.stringify(spec), (_, value) => (colours === "dark" ? dark(value) : value));
-    copy.datasets = Object.fromEntries(used.map((key) => [key, structuredClone(data[key])]));  // Vega writes into its rows
+    copy.datasets = Object.fromEntries(used.map((key) => [key, unpacked(data[key]).objects()]));  // its own: Vega writes into rows
     try {
       if (state.views[name]) state.views[name].finalize();
       state.views[name] = await vegaEmbed(place, copy, {
@@ -63,8 +70,6 @@
   chosen.addEventListener("change", () => Object.values(state.views).forEach(({ view }) => keep(view)));
   addEventListener("beforeprint", () => state.drawAll("light"));
 
-  const row = (table, i) => table.values.map((column) => column[i]);
-
   // A text that a spreadsheet would take for a formula gets a quote in front.
   const field = (value) => {
     if (value === null) return "";
@@ -72,12 +77,12 @@
     const text = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
     return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
-  const csv = (table) => [table.columns, ...Array.from({ length: table.rows }, (_, i) => row(table, i))]
+  const csv = (table) => [table.columns, ...Array.from({ length: table.rows }, (_, i) => table.at(i))]
     .map((cells) => cells.map(field).join(",") + "\r\n").join("");
 
   document.querySelectorAll("a.csv").forEach((link) => link.addEventListener("click", () => {
     if (link.href.startsWith("blob:")) return;
-    link.href = URL.createObjectURL(new Blob([csv(tables[link.dataset.of])], { type: "text/csv;charset=utf-8" }));
+    link.href = URL.createObjectURL(new Blob([csv(unpacked(tables[link.dataset.of]))], { type: "text/csv;charset=utf-8" }));
   }));
 
   const shown = (value) => value === null ? "\u2014"
@@ -89,12 +94,12 @@
   };
   document.querySelectorAll("details.data").forEach((details) => details.addEventListener("toggle", () => {
     if (details.querySelector("table")) return;
-    const table = tables[details.dataset.of], most = Math.min(table.rows, look.most);
+    const table = unpacked(tables[details.dataset.of]), most = Math.min(table.rows, look.most);
     const box = Object.assign(document.createElement("div"), { className: "scroll", tabIndex: 0 });
     const element = document.createElement("table"), head = element.createTHead(), body = element.createTBody();
     head.append(line("th", table.columns));
     head.querySelectorAll("th").forEach((th) => { th.scope = "col"; });
-    for (let i = 0; i < most; i++) body.append(line("td", row(table, i).map(shown)));
+    for (let i = 0; i < most; i++) body.append(line("td", table.at(i).map(shown)));
     box.append(element);
     details.append(box);
     if (most < table.rows) {

@@ -20,9 +20,7 @@ def write_png(figures: Sequence[Figure], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for f in figures:
-        image = vl_convert.vegalite_to_png(
-            _titled(f), vega_lite(), scale=SCALE, config=config(), allowed_base_urls=[]
-        )
+        image = vl_convert.vegalite_to_png(_titled(f), vega_lite(), scale=SCALE, config=config(), allowed_base_urls=[])
         (folder / f"{f.name}.png").write_bytes(image)
 
 

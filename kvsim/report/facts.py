@@ -157,11 +157,17 @@ def rounding(floor: Floor | None) -> str:
 def worst_table(spread: pl.DataFrame, look: Sequence[Style]) -> Table:
     """The heads that a mean hides: for each policy, the tail and the worst head of the measures."""
     rows = {r["policy"]: r for r in spread.iter_rows(named=True)}
-    measures = (("evidence_recall", "evidence recall", percent), ("far_recall", "far recall", percent), ("rel_l2", "output error", error))
+    measures = (
+        ("evidence_recall", "evidence recall", percent),
+        ("far_recall", "far recall", percent),
+        ("rel_l2", "output error", error),
+    )
     columns = ["policy"]
     for _, name, _ in measures:
         columns += [f"{name}, mean", f"{name}, {'p95' if name == 'output error' else 'p5'} of heads", f"{name}, worst head"]
-    body = [[s.label, *(form(rows[s.policy][m + end]) for m, _, form in measures for end in ("", "_tail", "_worst"))] for s in look]
+    body = [
+        [s.label, *(form(rows[s.policy][m + end]) for m, _, form in measures for end in ("", "_tail", "_worst"))] for s in look
+    ]
     caption = "The heads that a mean hides: over query heads of all layers and contexts, each over all decode steps."
     return Table(caption, columns, body, notes=[TELLING])
 

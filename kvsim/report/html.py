@@ -66,9 +66,10 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section], policie
     for figure in (b for s in sections for b in s.blocks if isinstance(b, Figure)):
         spec = specification(figure.chart)
         datasets = spec.pop("datasets", {})
-        data |= datasets  # named by their content: equal frames are kept once
+        for name, rows in datasets.items():  # named by their content: equal frames are kept once
+            data[name] = data.get(name) or packed(pl.DataFrame(rows, infer_schema_length=None))
         specs[figure.name] = {"spec": spec, "data": sorted(datasets), "clickable": figure.clickable, "height": _height(spec) + 60}
-        tables[figure.name] = table_data(figure.data)
+        tables[figure.name] = packed(figure.data)
     bundle, boot = _bundle(), _text("boot.js")
     return _environment().from_string(_text("page.html.j2")).render(
         title=title,
@@ -92,11 +93,18 @@ def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
     return spec
 
 
-def table_data(frame: pl.DataFrame) -> dict[str, Any]:
-    """The numbers of a figure, column by column, with six digits."""
+def packed(frame: pl.DataFrame) -> dict[str, Any]:
+    """A frame column by column, floats with six digits; a column of text as its words and, per row, the number of its word."""
     floats = [pl.col(n).cast(pl.Float64) for n, t in frame.schema.items() if t.is_float()]
     fit = frame.with_columns(pl.when(x.is_finite()).then(x.round_sig_figs(6)) for x in floats)
-    return {"columns": fit.columns, "rows": fit.height, "values": [column.to_list() for column in fit]}
+    return {"rows": fit.height, "columns": {column.name: _packed(column) for column in fit}}
+
+
+def _packed(column: pl.Series) -> Any:
+    if column.dtype != pl.String:
+        return column.to_list()
+    words = {word: i for i, word in enumerate(column.unique(maintain_order=True).to_list())}
+    return {"words": list(words), "at": [words[word] for word in column]}
 
 
 def _height(spec: Mapping[str, Any]) -> int:

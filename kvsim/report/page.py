@@ -13,6 +13,7 @@ from kvsim.report.export import write_png, write_svg
 from kvsim.report.html import Figure, Section, render
 from kvsim.report.view import View
 
+
 def report(
     run_dirs: str | Path | Sequence[str | Path],
     out: str | Path = "report.html",
@@ -40,17 +41,21 @@ def report(
         write_svg(figures, Path(svg))
     return out
 
+
 def _named(run: RunTables, index: int, runs: int) -> list[Section]:
     if runs == 1:
         return sections(run)
     return [Section(f"{run.path.name}: {s.title}", s.text, s.facts, s.blocks) for s in sections(run, f"run{index + 1}-")]
 
+
 def _title(runs: Sequence[RunTables]) -> str:
     return f"KV-cache policies on {', '.join(dict.fromkeys(_trace(r) for r in runs))}"
+
 
 def _trace(run: RunTables) -> str:
     trace = run.about.get("trace")
     return str((trace.get("id") if isinstance(trace, dict) else trace) or run.path.name)
+
 
 def _lead(runs: Sequence[RunTables]) -> list[str]:
     many = sum(len(r.policies) for r in runs)

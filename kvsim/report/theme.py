@@ -186,13 +186,15 @@ def ends(values: pl.Series, otherwise: tuple[float, float]) -> tuple[float, floa
 
 def error_axis(errors: pl.Series) -> alt.Axis:
     """Decades of a logarithmic axis of output error."""
-    high = error_scale(errors).domain[1]  # type: ignore[index]
+    high = error_scale(errors).domain[1]
     return alt.Axis(format="~g", values=[x for x in (0.001, 0.01, 0.1, 1, 10, 100, 1000) if x <= high], grid=True)
 
 
 def error_scale(errors: pl.Series) -> alt.Scale:
     """Logarithmic, from 0.001, where whatever is smaller stands, to above the largest error."""
-    return alt.Scale(type="log", nice=False, clamp=True, domain=[LEAST_ERROR, max(1.2 * ends(errors, (1.0, 1.0))[1], 0.1)])
+    top = max(1.2 * ends(errors, (1.0, 1.0))[1], 0.1)
+    decade = 10.0 ** math.ceil(math.log10(top))
+    return alt.Scale(type="log", nice=False, clamp=True, domain=[LEAST_ERROR, decade if decade < 3 * top else top])
 
 
 def percent_axis() -> alt.Axis:

@@ -18,6 +18,7 @@ from kvsim.report import facts, theme
 from kvsim.report.html import Figure
 from kvsim.report.theme import Style, styles
 
+ROWS_DOWN = 40  # (policy, layer) pairs under one another
 LEGEND = "A click on the legend keeps one policy."
 
 
@@ -62,6 +63,15 @@ class View:
         there = set(drawn["policy"] if isinstance(drawn, pl.DataFrame) else drawn)
         missing = [s.label for s in self.look if s.label not in there]
         return [f"Not drawn, because {why}: {', '.join(missing)}."] if missing else []
+
+    def few_layers(self, found: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+        """A frame with a row per policy and layer, cut to evenly spread layers that fit down a chart; and a sentence that says so."""
+        layers = found["layer"].unique().sort().to_list()
+        some = layers[:: -(-len(layers) * found["policy"].n_unique() // ROWS_DOWN)]
+        cut = len(some) < len(layers)
+        return found.filter(pl.col("layer").is_in(some)), [
+            f"Layers {facts.spans(some)}: {len(some)} of {len(layers)}."
+        ] if cut else []
 
     @cached_property
     def evidence(self) -> bool:

@@ -11,7 +11,7 @@ import polars as pl
 from kvsim.metrics.floor import Floor
 from kvsim.metrics.spread import SUFFIX
 from kvsim.report import theme
-from kvsim.report.charts.measure import MEASURES, noise, quantity, tooltip
+from kvsim.report.charts.measure import MEASURES, layered, noise, quantity, tooltip
 from kvsim.report.theme import Style
 
 WIDTH = 1000
@@ -28,7 +28,7 @@ def statistic_menu() -> alt.Parameter:
     return alt.param("statistic", value=options[0], bind=alt.binding_select(options=options, name="over heads: "))
 
 
-def focus_on_policy() -> tuple[alt.Parameter, alt.When]:
+def focus_on_policy() -> tuple[alt.Parameter, Any]:
     """A click on the legend keeps one policy: the selection, and the opacity of its marks."""
     focus = alt.selection_point("focus", fields=["policy"], bind="legend")
     return focus, alt.when(focus).then(alt.value(1)).otherwise(alt.value(0.1))
@@ -53,7 +53,9 @@ def lines(
     if "statistic" in data.columns:
         base = base.transform_filter("datum.statistic === statistic")
     detail = ["policy:N", *(["role:N"] if "role" in data.columns else [])]
-    base = base.encode(opacity=opacity, detail=detail, tooltip=tooltip(names, **{n: t for n, t in given.items() if n in data.columns}))
+    base = base.encode(
+        opacity=opacity, detail=detail, tooltip=tooltip(names, **{n: t for n, t in given.items() if n in data.columns})
+    )
     panels = []
     for i, (measure, height) in enumerate(measures):
         y = quantity(alt.Y, measure, data[measure].cast(pl.Float64))
@@ -61,7 +63,7 @@ def lines(
         line = base.mark_line(aria=False, strokeWidth=1.5).encode(x=axes[i], y=y, **theme.policy_channels(look, "line"))
         marks = base.mark_point(aria=False, filled=True, size=18).encode(x=axes[i], y=y, color=line.encoding.color)
         layers = [*behind, line, *([marks] if data[_column(axes[0])].n_unique() <= FEW else [])]
-        chart = alt.layer(*layers).properties(height=height)
+        chart = layered(*layers).properties(height=height)
         panels.append(chart.add_params(focus) if i == 0 else chart)
     return panels
 

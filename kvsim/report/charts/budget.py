@@ -13,7 +13,7 @@ from kvsim.metrics.floor import Floor
 from kvsim.metrics.spread import MEAN, TAIL, WORST
 from kvsim.report import theme
 from kvsim.report.charts.along import focus_on_policy, statistic_menu
-from kvsim.report.charts.measure import MEASURES, noise, quantity, tooltip
+from kvsim.report.charts.measure import MEASURES, layered, noise, quantity, tooltip
 from kvsim.report.theme import Style
 
 PANELS = ("mass_recall", "rel_l2", "evidence_recall", "far_recall")
@@ -50,7 +50,7 @@ def quality_against(
     for measure in told:
         y = quantity(alt.Y, measure, both[measure])
         behind = noise(floor, y) if measure == "rel_l2" else []
-        panels.append(alt.layer(*behind, *(c.encode(y=y) for c in (lines, spots))).properties(width=470, height=260))
+        panels.append(layered(*behind, *(c.encode(y=y) for c in (lines, spots))).properties(width=470, height=260))
     chart = alt.concat(panels[0].add_params(focus), *panels[1:], columns=2, spacing=34).properties(
         description=f"{', '.join(MEASURES[m].said for m in told)}: one panel each against {X[x][0]}, one line or point per policy."
     )
@@ -79,7 +79,9 @@ def below_the_mean(curves: pl.DataFrame, look: Sequence[Style], floor: Floor | N
     x = _x_axis("tokens", curves["tokens"])
     own = "datum.policy === shown"
     drawn = [n for n in LINES if curves.filter(pl.col("statistic") == n).height]
-    colours = theme.few(drawn, [LINES[n][1][0] for n in drawn], columns=3, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2)
+    colours = theme.few(
+        drawn, [LINES[n][1][0] for n in drawn], columns=3, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2
+    )
     dashes = colours | {"scale": alt.Scale(domain=drawn, range=[LINES[n][0] for n in drawn])}
     panels = []
     for measure in [m for m in PANELS if curves[m].is_not_null().any()]:
@@ -93,7 +95,7 @@ def below_the_mean(curves: pl.DataFrame, look: Sequence[Style], floor: Floor | N
         band = alt.Chart(between).transform_filter(own).mark_area(aria=False, opacity=0.12, color=LINES[MEAN][1][0])
         behind = noise(floor, y) if measure == "rel_l2" else []
         layers = [*behind, band.encode(x=x, y=y, y2=f"{measure}_tail:Q"), line]
-        panels.append(alt.layer(*layers).properties(width=470, height=240))
+        panels.append(layered(*layers).properties(width=470, height=240))
     return (
         alt.concat(*panels, columns=2, spacing=34)
         .add_params(shown)
@@ -112,7 +114,7 @@ def memory_saved(points: pl.DataFrame, look: Sequence[Style], floor: Floor | Non
         y = quantity(alt.Y, measure, points[measure])
         marks = base.encode(x=x, y=y, tooltip=tooltip(["resident_share", measure]), **channels)
         behind = noise(floor, y) if measure == "rel_l2" else []
-        panels.append(alt.layer(*behind, marks).properties(width=300, height=240))
+        panels.append(layered(*behind, marks).properties(width=300, height=240))
     return (
         alt.hconcat(panels[0].add_params(focus), *panels[1:], spacing=40)
         .add_params(statistic_menu())
@@ -138,7 +140,7 @@ def pages_shared(curves: pl.DataFrame, group: int, look: Sequence[Style]) -> alt
     line = alt.Chart(theme.prepare(curves)).mark_line(aria=False).encode(
         x=x, y=y, opacity=opacity, tooltip=said, **theme.policy_channels(look, "line")
     )  # fmt: skip
-    return alt.layer(line.add_params(focus)).properties(
+    return layered(line.add_params(focus)).properties(
         width=620,
         height=260,
         description="How many different pages the query heads of a KV head read together, as a multiple of the pages of one head.",

@@ -10,7 +10,7 @@ import polars as pl
 from kvsim.metrics.floor import Floor
 from kvsim.metrics.loss import STAGES
 from kvsim.report import theme
-from kvsim.report.charts.measure import noise, other, quantity
+from kvsim.report.charts.measure import layered, noise, other, quantity
 from kvsim.report.theme import STEPS, TICK, Style
 
 SHAPES = ("square", "circle", "diamond")
@@ -31,6 +31,8 @@ def error_by_stage(stages: pl.DataFrame, look: Sequence[Style], floor: Floor | N
     )
     ticks = base.mark_tick(aria=False, thickness=2, size=12).encode(x=other(x, "p95"), color=alt.Color("stage:N", **colour))
     rule = base.mark_rule(aria=False, color=TICK[0], opacity=0.5).encode(x=x, x2="p95:Q")
-    return alt.layer(*noise(floor, x), rule, ticks, dots).properties(
-        width=620, height=26 * len(order), description="Output error of exact rows, of coded keys, and of coded keys and values, per layer."
+    return layered(*noise(floor, x), rule, ticks, dots).properties(
+        width=620,
+        height=26 * len(order),
+        description="Output error of exact rows, of coded keys, and of coded keys and values, per layer.",
     )

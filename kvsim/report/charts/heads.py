@@ -10,7 +10,7 @@ import polars as pl
 from kvsim.metrics.floor import Floor
 from kvsim.report import theme
 from kvsim.report.charts.along import focus_on_policy
-from kvsim.report.charts.measure import noise, other, quantity, tooltip
+from kvsim.report.charts.measure import layered, noise, other, quantity, tooltip
 from kvsim.report.charts.rows import ROW
 from kvsim.report.theme import TICK, Style
 
@@ -29,7 +29,7 @@ def miss_against_error(cells: pl.DataFrame, look: Sequence[Style], floor: Floor 
     channels = theme.policy_channels(look, "point") | {"opacity": opacity}
     said = tooltip(["missed_mass", "rel_l2"], layer="layer", q_head="query head")
     dots = alt.Chart(theme.prepare(cells)).mark_point(filled=True, size=30, aria=False).encode(x=x, y=y, tooltip=said, **channels)
-    return alt.layer(*noise(floor, y), dots.add_params(focus)).properties(
+    return layered(*noise(floor, y), dots.add_params(focus)).properties(
         width=760, height=340, description="One point per query head and policy: attention mass missed against output error."
     )
 
@@ -54,7 +54,9 @@ def evidence_heads(cells: pl.DataFrame, look: Sequence[Style], floor: Floor | No
     lost = base.encode(x=error, y=y.axis(alt.Axis(labels=False, ticks=False, grid=True)), tooltip=said, **channels)
     size = {"height": ROW * len(order)}
     return alt.hconcat(
-        alt.layer(bars, read.add_params(focus)).properties(width=480, **size),
-        alt.layer(*noise(floor, error), lost).properties(width=300, **size),
+        layered(bars, read.add_params(focus)).properties(width=480, **size),
+        layered(*noise(floor, error), lost).properties(width=300, **size),
         spacing=28,
-    ).properties(description="The query heads that look at the evidence most: their dense mass there, and what each policy read of it.")
+    ).properties(
+        description="The query heads that look at the evidence most: their dense mass there, and what each policy read of it."
+    )

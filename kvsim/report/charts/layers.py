@@ -9,7 +9,7 @@ import polars as pl
 
 from kvsim.report import theme
 from kvsim.report.charts.along import focus_on_policy, lines, statistic_menu
-from kvsim.report.charts.measure import other, tooltip
+from kvsim.report.charts.measure import layered, other, quantity, tooltip
 from kvsim.report.charts.rows import ROW
 from kvsim.report.theme import INK, NOISE, STEPS, Style
 
@@ -27,8 +27,7 @@ def by_layer(data: pl.DataFrame, floors: pl.DataFrame, look: Sequence[Style]) ->
     known = floors.filter(pl.col("p95") > theme.LEAST_ERROR).with_columns(low=pl.lit(theme.LEAST_ERROR))
     ground = []
     if known.height:
-        values = pl.concat([data["rel_l2"].cast(pl.Float64), known["p95"]])
-        y = alt.Y("low:Q", scale=theme.error_scale(values), axis=theme.error_axis(), title=None)
+        y = other(quantity(alt.Y, "rel_l2", data["rel_l2"].cast(pl.Float64)), "low")
         bars = alt.Chart(theme.prepare(known)).mark_bar(color=NOISE[0], opacity=0.35)
         ground = [bars.encode(x=layer_axis(), y=y, y2="p95:Q", tooltip=["layer:O", alt.Tooltip("p95:Q", title="rounding (p95)")])]
     panels = lines(data, [(m, 260) for m in shown], look, layer_axis(), also=ground, layer="layer")
@@ -45,13 +44,17 @@ def slack_by_layer(bounds: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatCh
     panels = []
     for name, title in (("slack_mean", "mean over pages"), ("slack_max", "loosest page")):
         y = alt.Y(f"{name}:Q", title=f"bound above the best logit (scaled logits), {title}", scale=alt.Scale(zero=True))
-        base = alt.Chart(theme.prepare(bounds.select("policy", "layer", name, f"{name}_p95"))).encode(x=layer_axis(), opacity=opacity)
+        base = alt.Chart(theme.prepare(bounds.select("policy", "layer", name, f"{name}_p95"))).encode(
+            x=layer_axis(), opacity=opacity
+        )
         channels = theme.policy_channels(look, "line")
         said = [*tooltip((), layer="layer"), alt.Tooltip(f"{name}:Q", format=".2f"), alt.Tooltip(f"{name}_p95:Q", format=".2f")]
-        top = base.mark_tick(aria=False, thickness=2, size=14).encode(y=other(y, f"{name}_p95"), color=channels["color"], tooltip=said)
+        top = base.mark_tick(aria=False, thickness=2, size=14).encode(
+            y=other(y, f"{name}_p95"), color=channels["color"], tooltip=said
+        )
         mean = base.mark_line(aria=False).encode(y=y, tooltip=said, **channels)
         dots = base.mark_point(aria=False, filled=True, size=30).encode(y=y, color=channels["color"], tooltip=said)
-        panels.append(alt.layer(mean, dots, top).properties(width=430, height=240))
+        panels.append(layered(mean, dots, top).properties(width=430, height=240))
     return alt.hconcat(panels[0].add_params(focus), *panels[1:], spacing=40).properties(
         description="How far the index's upper bound lies above the best true logit of a page, by layer and policy."
     )
@@ -76,6 +79,8 @@ def promised_and_missed(bounds: pl.DataFrame, look: Sequence[Style]) -> alt.Laye
         color=alt.Color("what:N", **theme.few(list(kinds), [c[0] for _, _, c in kinds.values()])),
         tooltip=[*tooltip((), layer="layer", what="what"), alt.Tooltip("mass:Q", format=".2%")],
     )  # fmt: skip
-    return alt.layer(marks).properties(
-        width=620, height=ROW * len(order), description="Per policy and layer: the mass that the bound cannot rule out, and the mass missed."
+    return layered(marks).properties(
+        width=620,
+        height=ROW * len(order),
+        description="Per policy and layer: the mass that the bound cannot rule out, and the mass missed.",
     )

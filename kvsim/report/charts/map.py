@@ -11,7 +11,7 @@ import polars as pl
 from kvsim.metrics.floor import Floor
 from kvsim.report import theme
 from kvsim.report.charts.along import step_axis
-from kvsim.report.charts.measure import noise, quantity, tooltip
+from kvsim.report.charts.measure import layered, noise, quantity, tooltip
 from kvsim.report.charts.rows import ROW, policy_axis
 from kvsim.report.theme import PICKED, TICK, Style
 
@@ -27,8 +27,9 @@ SERIES = {"rel_l2": "errors", "evidence_recall": "recalls"}  # measure: the colu
 def layer_head_map(
     cells: pl.DataFrame, steps: Sequence[int], highest: float, look: Sequence[Style], floor: Floor | None
 ) -> alt.VConcatChart:
-    """cells (policy, layer, q_head, SAID, and per step as text: errors, recalls), highest: error of any head at any step -> a map of output error by layer and query head for one
-    policy, chosen from a menu; a click on a cell, or the menus, show that head under every policy beside it and over `steps` below."""
+    """cells (policy, layer, q_head, SAID, and per step as text: errors, recalls), highest: error of any head at any step -> a map of output
+    error by layer and query head for one policy, chosen from a menu; a click on a cell, or the menus, show that head under every policy
+    beside it and over `steps` below."""
     labels = [s.label for s in look]
     data = theme.prepare(cells.drop(SERIES.values()))
     worst = data.filter(pl.col("policy") == labels[0]).sort("rel_l2", descending=True, nulls_last=True).row(0, named=True)
@@ -36,12 +37,12 @@ def layer_head_map(
     shown = alt.param("shown", value=labels[0], bind=alt.binding_select(options=labels, name="policy on the map: "))
     names = {"layer": "layer: ", "q_head": "query head: "}
     menus = {n: alt.binding_select(options=sorted(data[n].unique().to_list()), name=said) for n, said in names.items()}
-    pick = alt.selection_point("pick", fields=list(names), on="click", toggle=False, clear="dblclick", value=at_first, bind=menus)
+    pick = alt.selection_point("pick", fields=list(names), on="click", toggle=False, clear="dblclick", value=at_first, bind=menus)  # type: ignore[arg-type]  # a menu per field
     grid = _grid(data, pick).properties(
         width=_span(data["q_head"].n_unique(), 400), height=max(_span(data["layer"].n_unique(), 400), ROW * len(look))
     )
     error = quantity(alt.X, "rel_l2", data["rel_l2"], title="output error (log scale)")
-    missed = quantity(alt.X, "missed_mass", data["missed_mass"], title="missed mass", axis=alt.Axis(format=".0%", values=[0, 0.5, 1]))
+    missed = quantity(alt.X, "missed_mass", data["missed_mass"], title="missed mass", axis=alt.Axis(format=".0%", tickCount=3))
     details = [
         _detail(data, pick, error, policy_axis(look), noise(floor, error)),
         _detail(data, pick, missed, policy_axis(look, named=False), []),
@@ -91,7 +92,7 @@ def _detail(data: pl.DataFrame, pick: alt.Parameter, x: alt.X, y: alt.Y, behind:
     base = alt.Chart(data).encode(x=x, y=y)
     ticks = base.mark_tick(opacity=0.4, thickness=1, color=TICK[0], aria=False)
     dots = base.mark_point(filled=True, size=80, opacity=1, color=PICKED[0]).encode(tooltip=_tooltip()).transform_filter(pick)
-    return alt.layer(*behind, ticks, dots)
+    return layered(*behind, ticks, dots)
 
 
 def _series(
@@ -120,7 +121,7 @@ def _series(
             **theme.policy_channels(look, "line"),
         )
         behind = noise(floor, y) if measure == "rel_l2" else []
-        panels.append(alt.layer(*behind, line).properties(width=1000, height=160))
+        panels.append(layered(*behind, line).properties(width=1000, height=160))
     return panels
 
 

@@ -66,7 +66,9 @@ def quantity(channel: type[Channel], measure: str, values: pl.Series, field: str
         low, high = theme.ends(values, (1024.0, 2048.0))
         domain = [max(low / 1.3, 0.5), max(high * 1.3, 1.0)]
         given["scale"] = alt.Scale(type="log", base=2, nice=False, domain=domain)
-        given["axis"] = alt.Axis(values=[x for x in theme.doublings(*domain) if domain[0] <= x <= domain[1]], labelExpr=theme.SIZES)
+        given["axis"] = alt.Axis(
+            values=[x for x in theme.doublings(*domain) if domain[0] <= x <= domain[1]], labelExpr=theme.SIZES
+        )
     elif m.form.endswith("%"):
         given |= {"scale": alt.Scale(zero=True), "axis": alt.Axis(format=".0%", tickCount=5)}
     else:
@@ -81,24 +83,25 @@ def other(channel: Channel, column: str) -> Channel:
     return twin
 
 
+def layered(*layers: alt.Chart | alt.LayerChart) -> alt.LayerChart:
+    """Layers over one another, the last on top."""
+    return alt.LayerChart(layer=list(layers))
+
+
 def tooltip(columns: Iterable[str], **also: str) -> list[alt.Tooltip]:
     """The policy, other columns (name: title), then measures, each in its form."""
     named = [alt.Tooltip("policy:N"), *(alt.Tooltip(name, title=title) for name, title in also.items())]
     return named + [alt.Tooltip(f"{n}:Q", format=MEASURES[n].form, title=MEASURES[n].said) for n in columns]
 
 
-def noise(floor: Floor | None, channel: alt.X | alt.Y, named: bool = True) -> list[alt.Chart]:
+def noise(floor: Floor | None, channel: Channel) -> list[alt.Chart]:
     """A grey band from the start of an axis of output error to the p95 of the noise floor, named; nothing when it would not be seen."""
     if floor is None or floor.p95 <= theme.LEAST_ERROR:
         return []
     base = alt.Chart(theme.prepare(pl.DataFrame({"low": [theme.LEAST_ERROR], "high": [floor.p95]})))
-    flat = isinstance(channel, alt.X)
-    start, end = other(channel, "low"), "high:Q"
     band = base.mark_rect(aria=False, color=NOISE[0], opacity=0.35)
-    if flat:
-        band = band.encode(x=start, x2=end)
-        text = base.mark_text(align="left", baseline="top", dx=3, dy=3, fontSize=10, aria=False).encode(x=start, y=alt.value(0))
-    else:
-        band = band.encode(y=start, y2=end)
-        text = base.mark_text(align="left", baseline="bottom", dx=3, dy=-3, fontSize=10, aria=False).encode(x=alt.value(0), y=start)
-    return [band, text.encode(text=alt.value("rounding (p95)"))] if named else [band]
+    flat, start = isinstance(channel, alt.X), other(channel, "low")
+    band = band.encode(x=start, x2="high:Q") if flat else band.encode(y=start, y2="high:Q")
+    name = base.mark_text(align="left", baseline="top" if flat else "bottom", dx=3, dy=3 if flat else -3, fontSize=10, aria=False)
+    name = name.encode(x=start, y=alt.value(0)) if flat else name.encode(x=alt.value(0), y=start)
+    return [band, name.encode(text=alt.value("rounding (p95)"))]

@@ -8,6 +8,7 @@ import altair as alt
 import polars as pl
 
 from kvsim.report import theme
+from kvsim.report.charts.measure import layered
 from kvsim.report.charts.rows import policy_axis
 from kvsim.report.theme import EVIDENCE, Style
 
@@ -28,11 +29,18 @@ def read_by_position(cells: pl.DataFrame, evidence: pl.DataFrame, look: Sequence
         scale=alt.Scale(domain=[0, 1], scheme="viridis"),
         legend=alt.Legend(format=".0%", titleOrient="left"),
     )
-    said = ["policy:N", *(alt.Tooltip(n, title=t) for n, t in (("start:Q", "from position"), ("stop:Q", "to position")))]
+    said = [
+        "policy:N",
+        alt.Tooltip("start:Q", title="from position"),
+        alt.Tooltip("stop:Q", title="to position"),
+        alt.Tooltip("share:Q", format=".1%"),
+    ]
     base = alt.Chart(theme.prepare(cells)).mark_rect(aria=False)
-    strips = base.encode(x=x, x2="stop:Q", y=policy_axis(look).axis(alt.Axis(grid=False)), color=colour, tooltip=[*said, alt.Tooltip("share:Q", format=".1%")])
-    return alt.layer(strips, *evidence_frames(evidence)).properties(
-        width=width, height=26 * len(look), description="How often each part of the context is read, one row per policy, evidence framed."
+    strips = base.encode(x=x, x2="stop:Q", y=policy_axis(look).axis(alt.Axis(grid=False)), color=colour, tooltip=said)
+    return layered(strips, *evidence_frames(evidence)).properties(
+        width=width,
+        height=26 * len(look),
+        description="How often each part of the context is read, one row per policy, evidence framed.",
     )
 
 

@@ -9,6 +9,7 @@ import altair as alt
 import polars as pl
 
 from kvsim.report import theme
+from kvsim.report.charts.measure import layered
 from kvsim.report.charts.profile import evidence_frames
 from kvsim.report.theme import STATES
 
@@ -41,11 +42,13 @@ def kept_and_read(strips: Sequence[Strip], evidence: pl.DataFrame, extent: Exten
     for i, policy in enumerate(policies):
         mine = [s for s in strips if s.policy == policy]
         said = theme.prepare(pl.DataFrame({"head": [s.head for s in mine], "said": [s.said for s in mine]}))
-        text = alt.Chart(said).transform_filter("datum.head === head").mark_text(align="right", baseline="bottom", dy=-6, aria=False)
+        text = (
+            alt.Chart(said).transform_filter("datum.head === head").mark_text(align="right", baseline="bottom", dy=-6, aria=False)
+        )
         layers = [_strip(s, extent, last=i == len(policies) - 1) for s in mine]
         layers += [text.encode(x=alt.value("width"), y=alt.value(0), text="said:N"), *evidence_frames(evidence, named=i == 0)]
         title = alt.Title(policy, fontSize=12, offset=6)
-        charts.append(alt.layer(*layers).properties(width=width, height=80, title=title))
+        charts.append(layered(*layers).properties(width=width, height=80, title=title))
     menu = alt.binding_select(options=heads, name="query head: ") if len(heads) > 1 else alt.Undefined
     return (
         alt.vconcat(*charts, spacing=14)

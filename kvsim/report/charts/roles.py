@@ -10,7 +10,7 @@ import polars as pl
 from kvsim.metrics.floor import Floor
 from kvsim.report import theme
 from kvsim.report.charts.along import statistic_menu
-from kvsim.report.charts.measure import noise, quantity, tooltip
+from kvsim.report.charts.measure import layered, noise, quantity, tooltip
 from kvsim.report.charts.rows import ROW, policy_axis, policy_colour
 from kvsim.report.theme import STEPS, TICK, Style
 
@@ -39,7 +39,7 @@ def by_context(each: pl.DataFrame, whole: pl.DataFrame, look: Sequence[Style], f
     ticks = alt.Chart(theme.prepare(each)).mark_tick(aria=False, thickness=1, color=TICK[0], opacity=0.8)
     dots = alt.Chart(theme.prepare(whole)).mark_point(filled=True, size=80, opacity=1).encode(color=policy_colour(look))
     both = pl.concat([each.select(MEASURES), whole.select(MEASURES)])
-    return _panels(both, alt.layer(ticks, dots), look, floor, None).properties(
+    return _panels(both, layered(ticks, dots), look, floor, None).properties(
         description="Output error, evidence recall and far recall of each policy: a tick per context, a dot over all contexts."
     )
 
@@ -47,11 +47,11 @@ def by_context(each: pl.DataFrame, whole: pl.DataFrame, look: Sequence[Style], f
 def _panels(
     data: pl.DataFrame, marks: alt.Chart | alt.LayerChart, look: Sequence[Style], floor: Floor | None, also: str | None
 ) -> alt.HConcatChart:
-    panels = []
+    panels: list[alt.LayerChart] = []
     for measure in [m for m in MEASURES if data[m].is_not_null().any()]:
         x = quantity(alt.X, measure, data[measure])
         said = tooltip([measure], **({also: also} if also else {}))
         behind = noise(floor, x) if measure == "rel_l2" else []
-        panel = alt.layer(*behind, marks.encode(x=x, y=policy_axis(look, named=not panels), tooltip=said))
+        panel = layered(*behind, marks.encode(x=x, y=policy_axis(look, named=not panels), tooltip=said))
         panels.append(panel.properties(width=260, height=ROW * len(look)))
     return alt.hconcat(*panels, spacing=26)

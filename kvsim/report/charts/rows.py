@@ -9,10 +9,11 @@ import polars as pl
 
 from kvsim.metrics.floor import Floor
 from kvsim.report import theme
-from kvsim.report.charts.measure import MEASURES, noise, other, quantity, tooltip
+from kvsim.report.charts.measure import MEASURES, layered, noise, other, quantity, tooltip
 from kvsim.report.theme import TICK, Style
 
 ROW = 22  # pixels of one policy
+ERRORS = "Dot: the mean error. Bar: the 95th percentile of heads. Cross: the worst head."
 READING = "Dot: the mean. Bar: the 5th percentile of heads, of output error the 95th. Cross: the worst head."
 
 
@@ -44,7 +45,7 @@ def spread_panel(data: pl.DataFrame, measure: str, look: Sequence[Style], floor:
         cross = base.mark_point(aria=False, shape="M-1,-1L1,1M-1,1L1,-1", size=40, color=TICK[0], opacity=1).encode(x=worst)
         marks = [rule, bar, cross]
     behind = noise(floor, x) if MEASURES[measure].kind == "error" else []
-    return alt.layer(*behind, *marks, dot)
+    return layered(*behind, *marks, dot)
 
 
 def spread_rows(
@@ -65,6 +66,7 @@ def stacked(parts: pl.DataFrame, x: alt.X, colours: dict[str, tuple[str, str]], 
     field = str(x.shorthand).split(":")[0]
     there = set(parts.filter(pl.col(field) > 0)["part"])
     domain = [p for p in colours if p in there]
+    columns = 3 if sum(map(len, domain)) > 80 else len(domain)
     said = ["policy:N", "part:N", alt.Tooltip(f"{field}:Q", format=".2%" if field == "mass" else ",.0f")]
     return (
         alt.Chart(theme.prepare(parts.filter(pl.col("part").is_in(domain))))
@@ -73,7 +75,7 @@ def stacked(parts: pl.DataFrame, x: alt.X, colours: dict[str, tuple[str, str]], 
             x=x,
             y=policy_axis(look),
             order="order:Q",
-            color=alt.Color("part:N", **theme.few(domain, [colours[p][0] for p in domain], columns=3)),
+            color=alt.Color("part:N", **theme.few(domain, [colours[p][0] for p in domain], columns=columns)),
             tooltip=said,
         )
     )

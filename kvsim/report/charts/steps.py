@@ -10,7 +10,7 @@ import polars as pl
 from kvsim.metrics.floor import Floor
 from kvsim.report import theme
 from kvsim.report.charts.along import down, lines, step_axis
-from kvsim.report.charts.measure import MEASURES
+from kvsim.report.charts.measure import MEASURES, layered
 from kvsim.report.theme import EVIDENCE, TICK, Style
 
 TITLES = {"step": "decode step", "role": "query's token"}
@@ -26,11 +26,17 @@ def evidence_by_step(
     panels = lines(
         data, [("evidence_recall", 220), ("rel_l2", 160)], look, step_axis(), floor=floor, also=role_bands(bands), **TITLES
     )
-    y = alt.Y("evidence_dense:Q", title="dense attention mass on evidence (mean of heads)", axis=alt.Axis(format="~%", tickCount=3))
+    y = alt.Y(
+        "evidence_dense:Q", title="dense attention mass on evidence (mean of heads)", axis=alt.Axis(format="~%", tickCount=3)
+    )
     area = alt.Chart(theme.prepare(mass)).mark_area(color=EVIDENCE[0], opacity=0.6, interpolate="step")
     said = [alt.Tooltip("step:Q", title="decode step"), alt.Tooltip("evidence_dense:Q", format=".2%")]
-    below = alt.layer(area.encode(x=step_axis("decode step"), y=y, tooltip=said)).properties(height=60)
-    return down([*panels, below], True, "Evidence recall and output error per decode step, one line per policy, over the dense mass there.")
+    below = layered(area.encode(x=step_axis("decode step"), y=y, tooltip=said)).properties(height=60)
+    return down(
+        [*panels, below],
+        True,
+        "Evidence recall and output error per decode step, one line per policy, over the dense mass there.",
+    )
 
 
 def measures_by_step(
@@ -55,5 +61,3 @@ def role_bands(bands: pl.DataFrame) -> list[alt.Chart]:
         base.mark_rect(aria=False, color=TICK[0]).encode(x2="right:Q", opacity=shade),
         name.encode(y=alt.value("height"), text="role:N"),
     ]
-
-

@@ -30,7 +30,11 @@ def held_over_time(held: pl.DataFrame, look: Sequence[Style]) -> alt.ConcatChart
     for s in look:
         mine = held.filter(pl.col("policy") == s.label, pl.col("part").is_in(domain))
         area = alt.Chart(theme.prepare(mine)).mark_area(aria=False, interpolate="step-after", line=False, opacity=0.9)
-        charts.append(area.encode(x=step_axis("decode step"), y=y, order="order:Q", color=colour, tooltip=said).properties(**_small(s.label)))
+        charts.append(
+            area.encode(x=step_axis("decode step"), y=y, order="order:Q", color=colour, tooltip=said).properties(
+                **_small(s.label)
+            )
+        )
     return _grid(charts).properties(
         description="Tokens per KV head over the decode steps, by what holds them: full precision, coded, on the host, gone for good."
     )

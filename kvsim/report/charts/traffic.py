@@ -8,6 +8,7 @@ import altair as alt
 import polars as pl
 
 from kvsim.report import theme
+from kvsim.report.charts.measure import layered
 from kvsim.report.charts.rows import ROW, policy_axis, stacked
 from kvsim.report.theme import BYTES, INK, Style
 
@@ -28,6 +29,6 @@ def bytes_by_class(parts: pl.DataFrame, title: str, whole: float | None, look: S
     if whole:
         line = alt.Chart(theme.prepare(pl.DataFrame({"whole": [whole]}))).encode(x="whole:Q")
         layers.append(line.mark_rule(aria=False, strokeDash=[4, 3], strokeWidth=1.5, color=INK[0]))
-    return alt.layer(*layers).properties(
+    return layered(*layers).properties(
         width=760, height=ROW * len(look), description=f"{title}, by class, one bar per policy, with full attention as a line."
     )

@@ -89,7 +89,7 @@ def _asked(view: View) -> list[Figure]:
     if found.is_empty():
         return []
     how = (
-        "Black bar: the budget as asked, in tokens, mean over steps. A read is rounded down to whole pages; a group whose query heads choose "
+        "Upright bar: the budget as asked, in tokens, mean over steps. A read is rounded down to whole pages; a group whose query heads choose "
         "for themselves reads more per KV head than each head asked for."
     )
     chart = asked_against_used(found, view.look)

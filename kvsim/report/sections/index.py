@@ -13,12 +13,13 @@ from kvsim.report.view import LEGEND, View
 
 NOT_A_BOUND = "it has no index, or one whose score is no upper bound"
 PANELS = 4  # policies whose depths are drawn
-ROWS = 40  # (policy, layer) pairs
 
 
 def section(view: View) -> Section:
     found = view.labelled(bounds(view.run.heads))
-    text = ["An index that is an upper bound can prove what was not missed. What it can prove is not what was lost: that is the missed mass."]
+    text = [
+        "An index that is an upper bound can prove what was not missed. What it can prove is not what was lost: that is the missed mass."
+    ]
     if found.is_empty():
         text.append("No policy of this run has such an index.")
     return Section("What the index can promise", text, blocks=[*_slack(view, found), *_promised(view, found), *_depth(view)])
@@ -29,7 +30,8 @@ def _slack(view: View, found: pl.DataFrame) -> list[Figure]:
         return []
     how = (
         "The bound of a page minus its best true logit, over all pages there are: points are means over steps and heads, bars their p95. "
-        "Above about 3, e³ = 20 times, a bound can hardly tell pages apart by itself."
+        ""
+        "A slack of 3 lets a page seem e³ = 20 times as heavy as its best token."
     )
     chart = slack_by_layer(found, view.of_label(found["policy"]))
     notes = [*view.without(found, NOT_A_BOUND), LEGEND]
@@ -40,14 +42,11 @@ def _slack(view: View, found: pl.DataFrame) -> list[Figure]:
 def _promised(view: View, found: pl.DataFrame) -> list[Figure]:
     if found.is_empty():
         return []
-    layers = found["layer"].unique().sort().to_list()
-    some = layers[:: -(-len(layers) * found["policy"].n_unique() // ROWS)]
-    data = found.filter(pl.col("layer").is_in(some)).select("policy", "layer", "promised", "missed", "missed_p95")
+    data, notes = view.few_layers(found.select("policy", "layer", "promised", "missed", "missed_p95"))
     how = (
         "Of the attention mass on held tokens: what was not read, and what the bound cannot rule out to lie on unread pages. The distance is "
         "what a stopping rule would read for nothing."
     )
-    notes = [f"Layers {', '.join(map(str, some))} of {len(layers)}."] if len(some) < len(layers) else []
     chart = promised_and_missed(data, view.of_label(data["policy"]))
     title = "How much of what the index cannot rule out was really missed?"
     return [view.figure("promised", title, how, chart, data, notes)]

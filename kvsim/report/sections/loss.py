@@ -11,7 +11,7 @@ from kvsim.metrics.tails import tails
 from kvsim.report import facts
 from kvsim.report.charts.coding import error_by_stage
 from kvsim.report.charts.loss import mass_by_blame, mass_by_fate
-from kvsim.report.charts.rows import READING, spread_rows
+from kvsim.report.charts.rows import ERRORS, READING, spread_rows
 from kvsim.report.charts.tails import how_often
 from kvsim.report.html import Figure, Section
 from kvsim.report.view import LEGEND, View
@@ -32,7 +32,7 @@ def _fate(view: View, whole: pl.DataFrame) -> list[Figure]:
     parts = view.labelled(fate(view.run.heads))
     how = (
         "Mean dense attention mass by what became of its tokens: evicted mass is gone for good, unread mass can be read at the next step, "
-        f"coded mass is blurred. Beside it the output error, which also sees what coding costs. {READING}"
+        f"coded mass is blurred. Beside it the output error, which also sees what coding costs. {ERRORS}"
     )
     chart = mass_by_fate(parts, whole, view.look, view.floor)
     return [view.figure("fate", "Where did the attention mass go?", how, chart, parts, [facts.FLOOR_OF_AXIS])]
@@ -48,7 +48,7 @@ def _blame(view: View, whole: pl.DataFrame) -> list[Figure]:
     )
     chart = mass_by_blame(parts, whole, view.look, view.floor)
     notes = view.without(parts, "it reads no pages, so its loss is all eviction or coding (figure above)")
-    return [view.figure("blame", "Is it the budget, the eviction or the index?", how, chart, parts, [READING, *notes])]
+    return [view.figure("blame", "Is it the budget, the eviction or the index?", how, chart, parts, [ERRORS, *notes])]
 
 
 def _often(view: View) -> list[Figure]:
@@ -86,13 +86,14 @@ def _found(view: View) -> list[Figure]:
 
 
 def _coding(view: View) -> list[Figure]:
-    stages = view.labelled(coding(view.run.heads))
-    if stages.is_empty():
+    found = view.labelled(coding(view.run.heads))
+    if found.is_empty():
         return []
+    stages, few = view.few_layers(found)
     how = (
         "Output error on the same tokens three times: rows as they were captured, then keys as coded, then values too. Mark: the mean over "
         "steps and heads; bar: their p95. The step from one mark to the next is what that code costs."
     )
     chart = error_by_stage(stages, view.look, view.floor)
-    notes = view.without(stages, "it codes nothing")
+    notes = [*few, *view.without(stages, "it codes nothing")]
     return [view.figure("coding", "Does coding blur the keys or the values?", how, chart, stages, notes)]

@@ -30,8 +30,9 @@ def section(view: View) -> Section:
     strips, width = _strips(view, drawn, sampled, total)
     spans = view.spans()
     how = (
-        f"One strip a policy: decode steps down ({len(sampled)} of {len(steps)}), position across ({width} tokens a cell). A stronger colour is a "
-        "larger share of a cell's tokens; blank is evicted or not yet there." + (" Framed: the evidence." if spans.height else "")
+        f"One strip a policy: decode steps down ({len(sampled)} of {len(steps)}), position across ({width} tokens a cell). A stronger colour "
+        "is a larger share of a cell's tokens; blank is evicted or not yet there."
+        + (" Framed: the evidence." if spans.height else "")
     )
     notes = [f"Context {first.request}." + (" The menu has the heads that tell most." if len(view.places) > 1 else "")]
     if len(drawn) < len(view.look):
@@ -40,7 +41,9 @@ def section(view: View) -> Section:
     table = pl.concat([s.rows.select(pl.lit(s.head).alias("head"), pl.lit(s.policy).alias("policy"), pl.all()) for s in strips])
     title = "Is the evidence still there, and is it read?" if spans.height else "What is still there, and is it read?"
     figure = view.figure("raster", title, how, kept_and_read(strips, spans, extent), table, notes)
-    return Section("What one head kept and read", ("Every decision of a policy, token by token, where it matters most.",), blocks=[figure])
+    return Section(
+        "What one head kept and read", ("Every decision of a policy, token by token, where it matters most.",), blocks=[figure]
+    )
 
 
 def _strips(view: View, drawn: Sequence[Style], steps: list[int], total: int) -> tuple[list[Strip], int]:

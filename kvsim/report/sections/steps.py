@@ -14,7 +14,9 @@ from kvsim.report.html import Figure, Section
 from kvsim.report.view import LEGEND, View
 
 DRIFT = ("rel_l2", "mass_evicted", "mass_unread", "far_recall")
-HEADS = "The menu takes, instead of the mean over heads, the 5th percentile of heads (of what is lost the 95th) or the worst head."
+HEADS = (
+    "The menu takes, instead of the mean over heads, the 5th percentile of heads (of what is lost the 95th) or the worst head."
+)
 
 
 def section(view: View) -> Section:
@@ -23,9 +25,7 @@ def section(view: View) -> Section:
         text.append("The roles of tokens overlap along the steps of different contexts; each role has its own line.")
     if not view.evidence:
         text.append("No prompt of this run marks evidence, so evidence is not followed here.")
-    return Section(
-        "Step by step", text, blocks=[*_evidence(view), *_drift(view), *_churn(view), *_held(view), *_changes(view)]
-    )
+    return Section("Step by step", text, blocks=[*_evidence(view), *_drift(view), *_churn(view), *_held(view), *_changes(view)])
 
 
 def _evidence(view: View) -> list[Figure]:
@@ -103,7 +103,8 @@ def _changes(view: View) -> list[Figure]:
         "Tokens per KV head that each step evicted, coded or promoted, after its attention. Regular bars are a policy that works in batches; "
         "each chart has its own scale."
     )
-    cut = [f"{p}: {tokens:,.0f} {change}" for p, change, tokens in data.filter(pl.col("step") < 0).select("policy", "change", "tokens").rows()[::-1]]
+    first = data.filter(pl.col("step") < 0).select("policy", "change", "tokens")
+    cut = [f"{policy}: {tokens:,.0f} {change}" for policy, change, tokens in reversed(first.rows())]
     notes = [f"Not drawn, because it would hide the rest: the cut after the prompt ({'; '.join(cut)})."] if cut else []
     chart = changes_over_time(later, view.of_label(later["policy"]))
     title = "When are tokens evicted, coded or promoted?"
@@ -112,5 +113,3 @@ def _changes(view: View) -> list[Figure]:
 
 def _taken(together: int) -> list[str]:
     return [f"Each point is {together} steps together."] if together > 1 else []
-
-

@@ -39,7 +39,9 @@ def _over_time(view: View) -> list[Figure]:
     )
     chart = measures_by_step(data, shown, view.bands, view.look)
     notes = [f"Each point is {together} steps together."] if together > 1 else []
-    return [view.figure("dearer", "Does a step get dearer as the context grows?", how, chart, data, [*notes, LEGEND], clickable=True)]
+    return [
+        view.figure("dearer", "Does a step get dearer as the context grows?", how, chart, data, [*notes, LEGEND], clickable=True)
+    ]
 
 
 def _kept(view: View) -> list[Figure]:

@@ -46,6 +46,6 @@ def _by_context(view: View) -> list[Figure]:
     if many < 2 or each.height > theme.ROW_CAP:
         return []
     whole = view.labelled(quality(view.run.heads)).select("policy", *MEASURES)
-    how = f"A tick per context ({many}), a dot over all of them. Where ticks lie wide apart, a mean over contexts says little about the next one."
+    how = f"A tick per context ({many}), a dot over all of them. Where ticks lie wide apart, a mean says little about the next context."
     data = pl.concat([each, whole.with_columns(request=pl.lit(None, pl.Int32)).select(each.columns)])
     return [view.figure("contexts", "Does it hold in every context?", how, by_context(each, whole, view.look, view.floor), data)]
