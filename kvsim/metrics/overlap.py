@@ -34,4 +34,3 @@ def across_layers(plans: pl.LazyFrame) -> pl.DataFrame:
         .sort("policy", "request", "layer", "distance")
         .collect()
     )
-
