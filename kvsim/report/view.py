@@ -80,8 +80,13 @@ class View:
 
     @cached_property
     def diagnostics(self) -> pl.DataFrame:
-        explain = self.run.tables["explain"]
-        return diagnostics(self.run.heads, None if explain.head(1).collect().is_empty() else explain)
+        there = {n: t for n in ("evidence", "plans") if not (t := self.run.tables[n]).head(1).collect().is_empty()}
+        return diagnostics(self.run.heads, **there)
+
+    def metrics(self, *names: str) -> pl.DataFrame:
+        """policy, metric, value: means over contexts and layers of some of the diagnostics, sorted."""
+        mine = self.diagnostics.filter(pl.col("metric").is_in(names))
+        return mine.group_by("policy", "metric").agg(pl.col("value").mean()).sort("policy", "metric")
 
     @cached_property
     def places(self) -> dict[str, Place]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from kvsim.metrics.floor import floors
+from kvsim.metrics.overlap import DISTANCES
 from kvsim.metrics.profile import profile
 from kvsim.metrics.quality import quality
 from kvsim.metrics.spread import by_statistic, spread
@@ -12,6 +13,7 @@ from kvsim.report import theme
 from kvsim.report.charts.heads import evidence_heads, miss_against_error
 from kvsim.report.charts.layers import MEASURES, by_layer
 from kvsim.report.charts.map import layer_head_map
+from kvsim.report.charts.overlap import pages_alike
 from kvsim.report.charts.profile import read_by_position
 from kvsim.report.html import Figure, Section
 from kvsim.report.view import LEGEND, View
@@ -25,7 +27,7 @@ def section(view: View) -> Section:
     return Section(
         "Layers and heads",
         ("Attention is unequal: a few heads carry the retrieval, and a mean over heads hides what happens to them.",),
-        blocks=[*_layers(view), *_map(view), *_evidence(view), *_miss(view), *_profile(view)],
+        blocks=[*_layers(view), *_map(view), *_evidence(view), *_miss(view), *_alike(view), *_profile(view)],
     )
 
 
@@ -128,6 +130,24 @@ def _miss(view: View) -> list[Figure]:
     chart = miss_against_error(data, view.look, view.floor)
     title = "Does missed mass tell how far the output is off?"
     return [view.figure("miss", title, how, chart, data, [*notes, LEGEND], clickable=True)]
+
+
+def _alike(view: View) -> list[Figure]:
+    found = view.metrics(*(f"jaccard_{n}" for n in DISTANCES), *(f"jaccard_chance_{n}" for n in DISTANCES))
+    named = found.with_columns(
+        distance=pl.col("metric").str.extract(r"(\d+)$").cast(pl.Int32),
+        side=pl.when(pl.col("metric").str.contains("chance")).then(pl.lit("chance")).otherwise(pl.lit("jaccard")),
+    )
+    if named.is_empty():
+        return []
+    data = view.labelled(named.pivot("side", index=["policy", "distance"], values="value").sort("policy", "distance"))
+    how = (
+        "Of the pages that two layers read at one step, those that both read. Bar: what as many pages drawn at random would share. Far above it,"
+        " one layer's choice could serve the next, or be fetched ahead for it."
+    )
+    notes = [*view.without(data, "it reads no pages, or they are not recorded (replay with --plans)"), LEGEND]
+    chart = pages_alike(data, view.of_label(data["policy"]))
+    return [view.figure("alike", "Do neighbouring layers read the same pages?", how, chart, data, notes, clickable=True)]
 
 
 def _profile(view: View) -> list[Figure]:

@@ -11,6 +11,7 @@ from kvsim.metrics.tails import tails
 from kvsim.report import facts
 from kvsim.report.charts.coding import error_by_stage
 from kvsim.report.charts.loss import mass_by_blame, mass_by_fate
+from kvsim.report.charts.overlap import PIECES, pieces_read
 from kvsim.report.charts.rows import ERRORS, READING, spread_rows
 from kvsim.report.charts.tails import how_often
 from kvsim.report.html import Figure, Section
@@ -24,7 +25,7 @@ def section(view: View) -> Section:
     return Section(
         "Why attention is lost",
         ("Gone for good, skipped at one step, or blurred: three different risks, and three different parts of a policy.",),
-        blocks=[*_fate(view, whole), *_blame(view, whole), *_often(view), *_found(view), *_coding(view)],
+        blocks=[*_fate(view, whole), *_blame(view, whole), *_often(view), *_found(view), *_pieces(view, whole), *_coding(view)],
     )
 
 
@@ -83,6 +84,23 @@ def _found(view: View) -> list[Figure]:
     notes = view.without(pages, "it reads no pages, where pages are asked for")
     title = "Are the tokens and pages that matter most among those read?"
     return [view.figure("found", title, how, chart, data, [n.replace("Not drawn", "Only tokens are drawn") for n in notes])]
+
+
+def _pieces(view: View, whole: pl.DataFrame) -> list[Figure]:
+    many = max((sum(s.get("kind") == "evidence" for s in r.get("spans") or []) for r in view.run.requests), default=0)
+    found = view.metrics(*PIECES)
+    if many < 2 or found.is_empty():
+        return []
+    data = view.labelled(found).with_columns(
+        what=pl.col("metric").replace_strict({m: said for m, (said, _, _) in PIECES.items()}, return_dtype=pl.String)
+    )
+    data = data.select("policy", "what", pl.col("value").alias("share"))
+    how = (
+        f"A prompt of this run holds up to {many} pieces of evidence, and an answer may need them all. Marks far apart: a policy that finds one "
+        f"piece and loses another. Beside it the output error. {ERRORS}"
+    )
+    chart = pieces_read(data, whole, view.look, view.floor)
+    return [view.figure("pieces", "Is every piece of evidence read, or only some?", how, chart, data)]
 
 
 def _coding(view: View) -> list[Figure]:
