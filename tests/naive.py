@@ -149,10 +149,15 @@ def top_found(bound, tokens, r):
 
 def unread_bound(bound, rows, tokens, k):
     """The largest part of the softmax mass that the pages from the k-th on can have, by their bounds; scores in powers of 2."""
-    top = max([*bound, *(x for page in tokens for x in page)])
-    unread = math.fsum(n * 2.0 ** (u - top) for n, u in zip(rows[k:], bound[k:], strict=True))
-    read = math.fsum(2.0 ** (x - top) for page in tokens[:k] for x in page)
-    return unread / (unread + read) if unread else 0.0
+
+    def total(weighted):
+        top = max(x for _, x in weighted)
+        return top + math.log2(math.fsum(n * 2.0 ** (x - top) for n, x in weighted))
+
+    if k in (0, len(bound)):
+        return float(k == 0)
+    read, unread = total([(1, x) for page in tokens[:k] for x in page]), total([*zip(rows[k:], bound[k:], strict=True)])
+    return 1 / (1 + 2.0 ** min(read - unread, 1000))
 
 
 def unread_share(tokens, k):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.attend import Attended, Dense, Held, HeldTruth, StoredTruth, page_stats
+from kvsim.engine.attend import Attended, Dense, Held, HeldTruth, page_stats
 from kvsim.engine.bank import Record
 from kvsim.engine.pages import CHUNK, Pages, pages_of
 from kvsim.engine.reads import Picked
@@ -255,14 +255,11 @@ def _page_recalls(block: Dense, picked: Picked) -> Columns:
 def _bounds(block: Dense, held: Held, picked: Picked, truth: HeldTruth) -> Columns:
     """How far the page scores lie above the best true logit of the page, and the certificate they give for what was read."""
     src, n, group = block.source, len(block.t), block.group
-    if isinstance(truth, StoredTruth):
-        peak, mass = truth.stats(picked.pages)
-    else:
-        whole = held.whole and picked.pages.start[-1] == len(held.pos)
-        stats = (
-            block.stats(picked.pages.size) if whole else page_stats(held.dots, held.flags, held.every, picked.pages.start, block)
-        )
+    if truth.decoded is None and held.whole and picked.pages.start[-1] == len(held.pos):
+        stats = block.stats(picked.pages.size)
         peak, mass = (x[: len(picked.pages.id)].T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
+    else:
+        peak, mass = truth.near_stats(picked.pages)
     rows = picked.pages.rows(held.flags)[:, None]
     live = np.broadcast_to(rows > 0, peak.shape)
     ranked_here = np.asarray(~np.isnan(picked.score).any(-1))

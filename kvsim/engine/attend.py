@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +24,7 @@ HEAD_TOKENS, NEAR_TOKENS = 4, 64  # what `far` leaves out at both ends
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Stats = tuple[Floats, Floats]
 
 
 def steps_per_block(group: int) -> int:
@@ -43,7 +43,7 @@ class Dense:
     index: Ints
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, Floats] = field(default_factory=dict)
-    true_stats: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    true_stats: dict[int, Stats] = field(default_factory=dict)
     rankings: dict[Any, Any] = field(default_factory=dict)  # what policies over all visible tokens share (engine.reads, curves)
 
     def __post_init__(self) -> None:
@@ -257,17 +257,42 @@ def _tiled_dots(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class HeldTruth:
-    """stop.Truth of a block: float64 throughout, because rankings and proofs rest on it. keys f32[n, d] of the slots; None: as captured."""
+    """stop.Truth of a block: float64 throughout, because rankings and proofs rest on it. decoded f32[T, d]: what coded keys are read as;
+    None: the truth is that of the keys as captured."""
 
-    def __init__(self, block: Dense, held: Held, keys: NDArray[np.float32] | None = None):
-        self.block, self.held, self.keys = block, held, keys
-        self._known: dict[int, tuple[Floats, Floats]] = block.true_stats if held.whole and keys is None else {}
+    def __init__(self, block: Dense, held: Held, decoded: NDArray[np.float32] | None = None):
+        self.block, self.held, self.decoded = block, held, decoded
+        self._known: dict[int, Stats] = block.true_stats if held.whole and decoded is None else {}
 
-    def stats(self, pages: Pages) -> tuple[Floats, Floats]:
+    @cached_property
+    def parts(self) -> list[tuple[Held, NDArray[np.float32]]]:
+        """Live slots with their dot products, and the keys f32[n, d] of these: those read as captured, and those read decoded."""
+        block, held = self.block, self.held
+        keys = block.source.whole("k", block.head)
+        captured = keys[: len(held.pos)] if held.whole else keys[held.pos]
+        if self.decoded is None:
+            return [(held, captured)]
+        blurred = (held.flags & KEY_BLUR) > 0
+        exact, coded = (np.where(blurred == what, held.flags, 0).astype(np.uint8) for what in (False, True))
+        dots = _tiled_dots(block, self.decoded)[held.pos]
+        return [(replace(held, flags=exact), captured), (replace(held, flags=coded, dots=dots), self.decoded[held.pos])]
+
+    def stats(self, pages: Pages) -> Stats:
         """f64[N, G, P] twice: the largest true dot product of each page (NONE: nothing live), and the sum of 2**(logit - its logit)."""
         if pages.size not in self._known:
-            self._known[pages.size] = true_pages(self.block, self.held, pages, self.keys)
+            found = [true_pages(self.block, held, pages, keys) for held, keys in self.parts]
+            self._known[pages.size] = self._by_row(_joined(found, self.block.source))
         return self._known[pages.size]
+
+    def near_stats(self, pages: Pages) -> Stats:
+        """The same from dot products in float32."""
+        found = [page_stats(x.dots, x.flags, x.every, pages.start, self.block) for x, _ in self.parts]
+        return self._by_row(_joined([(p.astype(np.float64), m.astype(np.float64)) for p, m in found], self.block.source))
+
+    def _by_row(self, stats: Stats) -> Stats:
+        block = self.block
+        peak, mass = (np.ascontiguousarray(x.T[: block.rows]).reshape(len(block.t), block.group, -1) for x in stats)
+        return peak, mass
 
     def peak(self, pages: Pages) -> Floats:
         peak = self.stats(pages)[0]
@@ -281,71 +306,46 @@ class HeldTruth:
         return self.peak(pages).max(-1)
 
     def kth(self, r: int) -> Floats:
-        block, held, keys, dots = self.block, self.held, self.keys, self.held.dots
-        if keys is None:
-            keys = block.source.whole("k", block.head)[held.pos]
-        else:
-            dots = _tiled_dots(block, keys)[: len(keys)]
-        start = pages_of(held.pos, PAGE).start
-        peak, _ = page_stats(dots, held.flags, held.every, start, block)
-        _, value, count = kernel.best_tokens(
-            dots, held.flags, held.every, start, peak, keys, block.q, block.group, self._longest(), r
-        )
-        out = np.where(count >= r, value[:, r - 1] * block.source.unit, -np.inf)
-        return out[: block.rows].reshape(len(block.t), block.group)
+        block, start, found = self.block, pages_of(self.held.pos, PAGE).start, []
+        for held, keys in self.parts:
+            peak, _ = page_stats(held.dots, held.flags, held.every, start, block)
+            _, value, count = kernel.best_tokens(
+                held.dots, held.flags, held.every, start, peak, keys, block.q, block.group, self._longest, r
+            )
+            found.append(np.where(np.arange(r) < count[:, None], value * block.source.unit, -np.inf))
+        best = np.sort(np.concatenate(found, 1), axis=1)[: block.rows, -r]
+        return best.reshape(len(block.t), block.group)
 
     def size(self) -> Floats:
         block = self.block
-        size = np.linalg.norm(block.q[: block.rows], axis=1) * self._longest() * block.source.unit
+        size = np.linalg.norm(block.q[: block.rows], axis=1) * self._longest * block.source.unit
         return size.reshape(len(block.t), block.group)
 
+    @cached_property
     def _longest(self) -> float:
-        if self.keys is None:
-            return self.block.source.longest_key(self.block.head)
-        return float(np.sqrt(np.einsum("nd,nd->n", self.keys, self.keys).max(initial=0)))
-
-
-class StoredTruth(HeldTruth):
-    """The truth of keys as they are stored, decoded f32[T, d] where coded. Steps that see the same keys decoded are taken together."""
-
-    def __init__(self, block: Dense, held: Held, decoded: NDArray[np.float32]):
-        super().__init__(block, held, decoded)
-        self.states, of = np.unique((held.flags & KEY_BLUR) > 0, axis=0, return_inverse=True)
-        self.of = of.ravel()
-
-    def stats(self, pages: Pages) -> tuple[Floats, Floats]:
-        if pages.size not in self._known:
-            both = self._by_state(lambda truth: np.stack(truth.stats(pages), axis=1))
-            self._known[pages.size] = both[:, 0], both[:, 1]
-        return self._known[pages.size]
-
-    def kth(self, r: int) -> Floats:
-        return self._by_state(lambda truth: truth.kth(r))
-
-    def _by_state(self, what: Callable[[HeldTruth], Floats]) -> Floats:
-        """[N, ...], each step as a truth of its own keys says."""
-        assert self.keys is not None
-        pos, found = self.held.pos, []
-        for blurred in self.states:
-            keys = self.block.source.whole("k", self.block.head)[pos]
-            keys[blurred] = self.keys[pos[blurred]]
-            found.append(what(HeldTruth(self.block, self.held, keys)))
-        return np.stack([found[state][i] for i, state in enumerate(self.of)])
-
-    def _longest(self) -> float:
-        return max(super()._longest(), self.block.source.longest_key(self.block.head))
+        longest = self.block.source.longest_key(self.block.head)
+        return longest if self.decoded is None else max(longest, float(np.linalg.norm(self.decoded, axis=1).max()))
 
 
 def truth_of(block: Dense, held: Held, record: Record | None, index: Index | None) -> HeldTruth:
     """Of the keys that the index speaks of."""
     if record is None or "k" not in record.decoded or getattr(index, "keys", "exact") == "exact":
         return HeldTruth(block, held)
-    return StoredTruth(block, held, record.decoded["k"][block.head])
+    return HeldTruth(block, held, record.decoded["k"][block.head])
 
 
-def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32] | None = None) -> tuple[Floats, Floats]:
-    """peak f64[N, G, P], the largest true dot product of each page's live slots (NONE: none), and mass, the sum of 2**(logit - its
-    logit). own f32[n, d]: the keys of the slots, where they are not those captured."""
+def _joined(parts: list[Stats], source: Source) -> Stats:
+    """(peak, mass) of disjoint sets of slots as those of their union."""
+    if len(parts) == 1:
+        return parts[0]
+    top = np.maximum(*(peak for peak, _ in parts))
+    bent = [np.where(peak > NONE, source.bend(peak) - source.bend(top), -np.inf) for peak, _ in parts]
+    return top, np.add(*(mass * np.exp2(x) for (_, mass), x in zip(parts, bent, strict=True)))
+
+
+def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32]) -> Stats:
+    """f64[P, R]: the largest true dot product of each page's live slots (NONE: none), and the sum of 2**(logit - its logit); own f32[n, d]:
+    the keys of the slots."""
     src = block.source
     peak, mass = np.empty((2, len(pages.id), len(block.q)))
     q = block.q.astype(np.float64)
@@ -354,7 +354,7 @@ def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32] 
         stop = max(at + 1, int(np.searchsorted(pages.start, pages.start[at] + TILE, side="right")) - 1)
         a, b = pages.start[at], pages.start[stop]
         keys = np.zeros((kernel.padded(int(b - a), TILE), src.layer.key_dim))
-        keys[: b - a] = src.rows("k", block.head, held.pos[a:b]) if own is None else own[a:b]
+        keys[: b - a] = own[a:b]
         dots = np.empty((len(keys), len(q)))
         for x in range(0, len(keys), TILE):
             for r in range(0, len(q), ROWS):
@@ -364,5 +364,4 @@ def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32] 
             block.group, src.unit, src.cap, peak[at:stop], mass[at:stop],
         )  # fmt: skip
         at = stop
-    rows = [np.ascontiguousarray(x.T[: block.rows]).reshape(len(block.t), block.group, -1) for x in (peak, mass)]
-    return rows[0], rows[1]
+    return peak, mass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.attend import Dense, HeldTruth, Past, StoredTruth, steps_per_block
+from kvsim.engine.attend import Dense, HeldTruth, Past, steps_per_block
 from kvsim.engine.evolve import evolve
 from kvsim.engine.reads import Reader
 from kvsim.engine.source import Source
@@ -45,7 +45,7 @@ def against_truth(source: Source, chain: Chain, steps: Sequence[int] | None = No
         for at in range(0, len(places), block):
             dense = Dense(source, head, places[at : at + block])
             held = past.held(dense)
-            truth = HeldTruth(dense, held) if decoded is None else StoredTruth(dense, held, decoded[head])
+            truth = HeldTruth(dense, held, None if decoded is None else decoded[head])
             q = source.queries(head, dense.index).astype(np.float64)
             picked = reader.pick(source.steps[dense.index], dense.t, held.pos, held.flags, q, truth)
             exists = np.asarray(picked.pages.rows(held.flags) > 0)

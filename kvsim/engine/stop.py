@@ -95,8 +95,7 @@ def _exact(rule: exact, pages: Ordered, truth: Truth) -> Ints:
     ties of what lies far above it; so both sides are compared without."""
     level = truth.kth(rule.r)[..., None] - DOUBT * truth.size()[..., None]
     reach = (pages.plain >= level) & ~pages.beyond
-    last = np.where(reach, np.arange(1, reach.shape[-1] + 1), 0).max(-1)
-    return np.maximum(last, pages.forced)
+    return np.where(reach, np.arange(1, reach.shape[-1] + 1), 0).max(-1)
 
 
 def certificate(pages: Ordered, truth: Truth) -> Floats:
@@ -111,7 +110,8 @@ def certificate(pages: Ordered, truth: Truth) -> Floats:
 def mass_bound(bound: Floats, rows: Ints, top: Floats) -> Floats:
     """The most softmax mass a page can have, in parts of 2**top, the largest true logit. Taken against the largest bound instead, all the
     other pages would vanish beside one that is very loose."""
-    return rows * np.exp2(np.where(rows > 0, np.minimum(bound - top, FAR), -np.inf))
+    most: Floats = np.exp2(np.where(rows > 0, np.minimum(bound - top, FAR), -np.inf))
+    return most * rows
 
 
 def unread_part(unread: Floats, read: Floats) -> Floats:
@@ -120,10 +120,8 @@ def unread_part(unread: Floats, read: Floats) -> Floats:
 
 
 def _mass(rule: mass, pages: Ordered, truth: Truth) -> Ints:
-    proved = certificate(pages, truth) <= rule.eps
-    k = np.arange(proved.shape[-1])
-    at = np.where(proved & (k >= pages.forced[..., None]), k, proved.shape[-1]).min(-1)
-    return np.minimum(at, pages.many)
+    """The first prefix that proves it; the whole always does."""
+    return (certificate(pages, truth) <= rule.eps).argmax(-1)
 
 
 def _top_p(rule: top_p, pages: Ordered) -> Ints:

@@ -39,6 +39,29 @@ def test_the_error_is_half_a_step_and_what_was_clipped(x, bits):
     assert (error <= step / 2 + outside + 1e-12 * np.abs(x).max()).all()
 
 
+@given(
+    arrays(np.float64, (2, 8, 3), elements=st.one_of(st.floats(-1000, 1000), st.floats(0, 2.0**-13), st.just(0.1))),
+    st.integers(1, 8),
+    st.sampled_from([("tokens", 8), ("channels", 2), ("channels", None)]),
+)
+@settings(deadline=None, max_examples=300)
+def test_no_number_moves_farther_than_its_group_says(x, bits, grouping):
+    codec = minmax(bits, *grouping)
+    error = codec.error(x)
+    assert error.shape == x.shape
+    assert (np.abs(codec.roundtrip(x) - x) <= error * (1 + 1e-12) + 1e-15 * np.abs(x)).all()
+
+
+def test_how_far_by_hand():
+    assert minmax(2, "tokens", 4).error(np.array([-1, -0.2, 0.4, 2.0]).reshape(1, 4, 1)).ravel().tolist() == [0.5] * 4
+    off = 0.1 - float(np.float16(0.1))
+    assert minmax(2, "tokens", 4).error(np.full((1, 4, 1), 0.1)).ravel() == pytest.approx(
+        [off] * 4
+    )  # no step, and a rounded zero
+    x = np.array([0.3, -0.7, 1.2, 0.55]).reshape(1, 1, 4)
+    assert minmax(2, "channels", 4).error(x).ravel() == pytest.approx([1.9 / 6] * 4, abs=1e-3)
+
+
 @given(groups, st.integers(1, 8))
 @settings(deadline=None)
 def test_coding_again_changes_nothing(x, bits):

@@ -18,7 +18,7 @@ BITS: dict[str, Any] = {
     "bfloat16": (PATTERNS.astype(np.uint32) << 16).view(np.float32),
     "fp8": np.array([naive.e4m3(code) for code in range(256)]),
 }
-NUMBERS = {dtype: np.unique(x[np.isfinite(x)]).astype(float) for dtype, x in BITS.items()}
+NUMBERS = {dtype: np.unique(x[np.isfinite(x)].astype(float) + 0.0) for dtype, x in BITS.items()}
 EVERY = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(allow_nan=False, allow_infinity=False, width=32),

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import kvsim
 from kvsim.errors import WrongUse
 from kvsim.policies.index.boxes import boxes
+from kvsim.policies.index.sphere import sphere
 from kvsim.policies.language import LONGEST, canonical, complete, known, parse, parse_policy
 from kvsim.policies.names import named
 from kvsim.policies.parameters import parameters
 from kvsim.policies.protocol import Chain
-from kvsim.units import kib, mib, pages, share, tokens
+from kvsim.units import kib, mib, pages, shards, share, tokens
 
 # ------------------------------------------------------------------------------------------------ generated chains
 counts = st.integers(0, 50)
@@ -31,9 +32,13 @@ indexes = st.builds(
     boxes,
     n=st.integers(1, 16),
     by=st.sampled_from(["order", "cluster"]),
-    dtype=st.sampled_from(["kv", "float32", "float16", "bfloat16"]),
+    dtype=st.sampled_from(["kv", "float32", "float16", "bfloat16", "fp8"]),
     rounding=st.sampled_from(["outward", "nearest"]),
+    keys=st.sampled_from(["exact", "recon", "expanded"]),
+    rotate=st.sampled_from(["none", "hadamard", "pca", "random"]),
 )
+spheres = st.builds(sphere, dtype=st.sampled_from(["kv", "fp8"]), keys=st.sampled_from(["exact", "recon"]))
+over = st.builds(shards, st.integers(1, 9), st.sampled_from(["global", "split", "each"]))
 pages_read = {
     "read": reads,
     "page": st.integers(1, 256),
@@ -77,7 +82,8 @@ readers = st.one_of(
     made("recency", **pages_read),
     made("random_read", seed=st.integers(0, 2**50), **pages_read),
     made("oracle", by=st.sampled_from(["mass", "logit"]), **pages_read),
-    made("quest", index=indexes, heads=heads, private=counts, dense_layers=counts, **pages_read),
+    made("quest", heads=heads, private=counts, dense_layers=counts, tile=st.integers(1, 64), **pages_read),
+    made("quest", index=st.one_of(indexes, spheres), shards=over, **pages_read | {"page": st.integers(16, 256)}),
 )
 
 
