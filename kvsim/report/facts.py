@@ -33,7 +33,7 @@ RECALL = (
 TELLING = (
     "The 5th percentile and the worst head of far and evidence recall are over heads with at least 1 % of their dense mass there."
 )
-FLOOR_OF_AXIS = "An output error below 0.001, as full attention's, stands at 0.001."
+FLOOR_OF_AXIS = f"An output error below {LEAST_ERROR:g}, as full attention's, stands at {LEAST_ERROR:g}."
 COLUMNS = (
     "policy",
     "kind",

@@ -17,7 +17,7 @@ from kvsim.errors import WrongUse
 from kvsim.report.names import family, labels
 
 ROW_CAP = 5_000  # rows of one dataset of one chart
-LEAST_ERROR = 1e-3  # the floor of a logarithmic axis of output error
+LEAST_ERROR = 1e-4  # where a logarithmic axis of output error begins: rounding to 16 bits leaves about 3e-4
 
 CROSSED = "M-0.6,-1L0,-0.4L0.6,-1L1,-0.6L0.4,0L1,0.6L0.6,1L0,0.4L-0.6,1L-1,0.6L-0.4,0L-1,-0.6Z"
 BAR = "M-1,-0.4H1V0.4H-1Z"
@@ -187,11 +187,11 @@ def ends(values: pl.Series, otherwise: tuple[float, float]) -> tuple[float, floa
 def error_axis(errors: pl.Series) -> alt.Axis:
     """Decades of a logarithmic axis of output error."""
     high = error_scale(errors).domain[1]
-    return alt.Axis(format="~g", values=[x for x in (0.001, 0.01, 0.1, 1, 10, 100, 1000) if x <= high], grid=True)
+    return alt.Axis(format="~g", values=[x for x in (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000) if x <= high], grid=True)
 
 
 def error_scale(errors: pl.Series) -> alt.Scale:
-    """Logarithmic, from 0.001, where whatever is smaller stands, to above the largest error."""
+    """Logarithmic, from LEAST_ERROR, where whatever is smaller stands, to above the largest error."""
     top = max(1.2 * ends(errors, (1.0, 1.0))[1], 0.1)
     decade = 10.0 ** math.ceil(math.log10(top))
     return alt.Scale(type="log", nice=False, clamp=True, domain=[LEAST_ERROR, decade if decade < 3 * top else top])

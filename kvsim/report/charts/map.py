@@ -134,8 +134,9 @@ def _title(text: object, subtitle: str) -> alt.Title:
 
 
 def _colours(errors: pl.Series) -> tuple[list[float], list[float]]:
-    """-> the domain, around every error above the least and at least a decade wide; the decades inside it."""
-    low, high = theme.ends(errors.filter(errors > theme.LEAST_ERROR), (theme.LEAST_ERROR, 1.0))
+    """-> the domain, around the errors but the smallest, at least a decade wide; the decades inside it."""
+    told = errors.filter(errors > theme.LEAST_ERROR)
+    low, high = told.quantile(0.05) or theme.LEAST_ERROR, theme.ends(told, (1.0, 1.0))[1]
     first = math.floor(math.log10(low) + 1e-9)
     domain = [float(f"1e{first}"), max(high, float(f"1e{first + 1}"))]
     return domain, [float(f"1e{n}") for n in range(first, math.floor(math.log10(domain[1]) + 1e-9) + 1)]

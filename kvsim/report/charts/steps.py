@@ -50,14 +50,15 @@ def measures_by_step(
 
 
 def role_bands(bands: pl.DataFrame) -> list[alt.Chart]:
-    """Alternating shades behind the steps of each role, its name at the foot; none for a single role."""
+    """Alternating shades behind the steps of each role, its name at the top, every second one lower; none for a single role."""
     if bands.height < 2:
         return []
     left, right = (pl.col("first") - 0.5).alias("left"), (pl.col("last") + 0.5).alias("right")
     base = alt.Chart(theme.prepare(bands.with_row_index("n").select("n", "role", left, right))).encode(x=alt.X("left:Q"))
     shade = alt.when("datum.n % 2 == 0").then(alt.value(0.08)).otherwise(alt.value(0.2))
-    name = base.mark_text(align="left", baseline="bottom", dx=4, dy=-4, fontStyle="italic")
+    lower = alt.expr("5 + 13 * (datum.n % 2)")
+    name = base.mark_text(align="left", baseline="top", dx=4, dy=lower, fontStyle="italic", aria=False)
     return [
         base.mark_rect(aria=False, color=TICK[0]).encode(x2="right:Q", opacity=shade),
-        name.encode(y=alt.value("height"), text="role:N"),
+        name.encode(y=alt.value(0), text="role:N"),
     ]

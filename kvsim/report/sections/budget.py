@@ -38,8 +38,8 @@ def _quality(view: View, curves: pl.DataFrame) -> list[Figure]:
             "This run has no curves: only a policy that ranks pages over everything, such as full() >> quest(...), has them."
         )
     how = (
-        "Lines: a read policy at every budget, all from one ranking per step. Points: each policy at the budget it ran with. Higher "
-        f"recall and lower error at the left are better. {HEADS}"
+        "Lines: a read policy at every budget that every step has, from one ranking per step. Points: each policy at the budget it ran with. "
+        f"Higher recall and lower error at the left are better. {HEADS}"
     )
     rows = (
         "Bytes: K and V rows of a KV head, those of all its query heads together, plus index, scales and scores as at the budget the policy "
