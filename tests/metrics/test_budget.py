@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 import polars as pl
 import pytest
 
-from kvsim.metrics.budget import ALL_STEPS, COLUMNS, by_budget
+from kvsim.metrics.budget import ALL_STEPS, COLUMNS, LOWEST, STEPS, by_budget
 from kvsim.metrics.run import open_run
+from kvsim.metrics.spread import MEAN, TAIL, TELLING, WORST
 from tests.report.runs import ORACLE, QUEST, RANDOM, write_run
 
 
@@ -29,6 +31,8 @@ def test_means_and_ratios_of_sums(run):
     for r in run.tables["curves"].collect().iter_rows(named=True):
         groups[r["policy"], r["role"], r["pages"]].append(r)
     found = by_budget(run.tables["curves"], run.heads, run.ledger)
+    assert set(found["statistic"]) == {MEAN, TAIL, WORST, STEPS, LOWEST}
+    found = found.filter(pl.col("statistic") == MEAN)
     assert found.columns == list(COLUMNS)
     assert found.select("policy", "role", "pages").rows() == sorted(groups)
     assert set(found["policy"]) == {QUEST, ORACLE, RANDOM}
@@ -44,6 +48,39 @@ def test_means_and_ratios_of_sums(run):
             assert row[measure] == pytest.approx(sum(x * r[measure] for x, r in zip(w, group, strict=True)) / sum(w), rel=1e-6)
 
 
+def test_tails_over_heads_and_over_steps(run):
+    curves = run.tables["curves"].with_columns(
+        mass_recall_mean=pl.col("mass_recall_mean") - pl.col("q_head") / 100,
+        mass_recall_p5=pl.col("mass_recall_mean") / 2,
+        mass_recall_min=pl.col("mass_recall_mean") / 4,
+        rel_l2_mean=pl.col("rel_l2_mean") + pl.col("q_head") / 10,
+    )
+    heads = run.heads.with_columns(evidence_dense=pl.when(pl.col("q_head") == 0).then(TELLING / 2).otherwise(0.2))
+    found = by_budget(curves, heads, run.ledger)
+    whole = curves.collect()
+    assert len(found)
+    for row in found.filter(pl.col("policy") == QUEST, pl.col("role") == ALL_STEPS).iter_rows(named=True):
+        group = whole.filter(pl.col("policy") == QUEST, pl.col("role") == ALL_STEPS, pl.col("pages") == row["pages"])
+        recall, error = group["mass_recall_mean"].to_numpy(), group["rel_l2_mean"].to_numpy()
+        told = group.filter(pl.col("q_head") > 0)["evidence_recall"].to_numpy()  # head 0 hardly looks at it
+        expected = {
+            TAIL: (np.percentile(recall, 5), np.percentile(error, 95), np.percentile(told, 5)),
+            WORST: (recall.min(), error.max(), told.min()),
+            STEPS: (group["mass_recall_p5"].mean(), group["rel_l2_p95"].mean(), None),
+            LOWEST: (group["mass_recall_min"].min(), None, None),
+        }
+        if row["statistic"] != MEAN:
+            for value, wanted in zip(
+                (row["mass_recall"], row["rel_l2"], row["evidence_recall"]), expected[row["statistic"]], strict=True
+            ):
+                assert value == (None if wanted is None else pytest.approx(wanted, rel=1e-5))
+
+
+def test_the_group_reads_at_least_what_one_head_reads(run):
+    found = by_budget(run.tables["curves"], run.heads, run.ledger)
+    assert (found["union_pages"] / found["pages"]).to_list() == pytest.approx([1.5] * len(found))
+
+
 def test_a_budget_that_some_head_lacks_is_left_out(run):
     shorter = run.tables["curves"].filter((pl.col("layer") != 3) | (pl.col("pages") <= 4))
     assert by_budget(shorter, run.heads, run.ledger)["pages"].max() == 4
@@ -52,7 +89,7 @@ def test_a_budget_that_some_head_lacks_is_left_out(run):
 def test_thinning_keeps_the_ends_and_budgets_with_an_output_error(run):
     whole = by_budget(run.tables["curves"], run.heads, run.ledger)
     thin = by_budget(run.tables["curves"], run.heads, run.ledger, most=4)
-    first = thin.filter(pl.col("policy") == QUEST, pl.col("role") == ALL_STEPS)
+    first = thin.filter(pl.col("policy") == QUEST, pl.col("role") == ALL_STEPS, pl.col("statistic") == MEAN)
     assert 3 <= len(first) <= 5
     assert (first["pages"].min(), first["pages"].max()) == (1, 10)
     assert set(thin.rows()) < set(whole.rows())

@@ -47,4 +47,3 @@ def test_random_sets_overlap_as_chance_says():
 def test_equal_layers_overlap_wholly():
     rows = [r | {"layer": layer} for layer in (3, 4) for r in plans() if r["layer"] == 0]
     assert across_layers(pl.DataFrame(rows).lazy())["jaccard"].to_list() == [1.0]
-

@@ -8,10 +8,11 @@ from collections import defaultdict
 import polars as pl
 import pytest
 
+from kvsim import tables
 from kvsim.metrics.interval import contexts, intervals
 from kvsim.metrics.quality import FATES, dense_layers, fate, quality, roles
 from kvsim.metrics.run import open_run
-from kvsim.metrics.traffic import asked, traffic
+from kvsim.metrics.traffic import KEPT_CLASSES, STEP_CLASSES, asked, by_class, by_step, scattered, traffic, whole
 from tests.report.runs import FULL, H2O, KIVI, POLICIES, QUEST, ROW_BYTES, write_run
 
 
@@ -148,3 +149,40 @@ def test_intervals_resample_whole_contexts(tmp_path):
         [same.with_columns(request=pl.lit(i, pl.Int32)) for i in range(8)]
     )  # eight times one context: nothing varies
     assert all(math.isclose(low, high) for _, _, low, high in intervals(copies).iter_rows())
+
+
+def test_bytes_by_class_add_up_to_what_the_ledger_has(run):
+    whole_step = sum(n for names in STEP_CLASSES.values() for n in [run.ledger.collect().select(names).sum_horizontal()])
+    assert by_class(run.ledger, STEP_CLASSES).group_by("policy").agg(pl.col("bytes").sum()).sort("policy")["bytes"].to_list() == (
+        pytest.approx([whole_step.filter(run.ledger.collect()["policy"] == p).mean() for p in sorted(POLICIES)])
+    )
+    kept = {(p, part): b for p, part, b in by_class(run.ledger, KEPT_CLASSES).select("policy", "part", "bytes").iter_rows()}
+    assert kept[H2O, "K and V rows"] == 12 * ROW_BYTES
+    assert kept[QUEST, "index"] == 0
+    used = {n for names in (*STEP_CLASSES.values(), *KEPT_CLASSES.values()) for n in names}
+    bytes_ = {f.name for f in tables.LEDGER if f.name.endswith("_bytes")} - {"resident_page_bytes", "page_bytes"}
+    assert used == bytes_  # every byte is in exactly one class
+
+
+def test_what_full_attention_reads(run):
+    visible = run.ledger.filter(pl.col("policy") == FULL).collect()["visible_tokens"]
+    assert whole(run.ledger, run.layers) == pytest.approx(visible.mean() * ROW_BYTES)
+    assert whole(run.ledger, run.layers.with_columns(row_bytes=pl.lit(None, pl.Int64))) is None
+
+
+def test_bytes_along_the_steps(run):
+    found = by_step(run.ledger, run.layers)
+    mine = run.ledger.filter(pl.col("policy") == QUEST, pl.col("step") == 2).collect()
+    row = found.filter(pl.col("policy") == QUEST, pl.col("step") == 2).row(0, named=True)
+    moved = mine.select(n for names in STEP_CLASSES.values() for n in names).sum_horizontal()
+    assert row["bytes"] == pytest.approx(moved.mean())
+    assert row["share"] == pytest.approx(moved.sum() / (mine["visible_tokens"] * ROW_BYTES).sum())
+    assert by_step(run.ledger, run.layers, 3)["step"].unique().sort().to_list() == [0, 3]
+
+
+def test_scattered_pages(run):
+    found = {r["policy"]: r for r in scattered(run.ledger).iter_rows(named=True)}
+    assert found.keys() == {p for p in POLICIES if "read=tokens" in p}
+    row = found[QUEST]
+    assert (row["pages"], row["whole_pages"]) == (2, 1)
+    assert row["run_pages"] == pytest.approx(2 / row["runs"])

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from kvsim.metrics.raster import STATES, Place, pages_recorded, raster, telling_place
+from kvsim.metrics.raster import STATES, Place, pages_recorded, raster, telling_places
 from kvsim.metrics.run import open_run
 from tests.report.runs import FULL, H2O, KIVI, QUEST, RANDOM, write_run
 
@@ -100,12 +100,39 @@ def test_a_step_left_out_looks_like_the_one_before(run):
     assert (grid[0], grid[3]) == (whole[0], whole[3])
 
 
-def test_the_place_is_where_dense_attention_rests_on_evidence(run):
-    here = (pl.col("layer") == 3) & (pl.col("q_head") == 3)
-    heads = run.heads.with_columns(evidence_dense=pl.when(here).then(0.9).otherwise(0.1))
-    assert telling_place(heads, run.ledger) == Place(0, 3, 1, 3)
-    wrong = run.heads.with_columns(evidence_dense=pl.lit(None), rel_l2=pl.when(pl.col("q_head") == 1).then(2.0).otherwise(1.0))
-    assert telling_place(wrong, run.ledger) == Place(0, 0, 0, 1)
+def test_places_are_where_most_is_at_stake_and_none_twice(run):
+    layer, head = pl.col("layer"), pl.col("q_head")
+
+    def there(n, h):
+        return (layer == n) & (head == h)
+
+    heads = run.heads.with_columns(
+        evidence_dense=pl.when(there(3, 3)).then(0.9).otherwise(0.1),
+        evidence_read=pl.when(there(0, 1)).then(0.0).otherwise(0.1),
+        rel_l2=pl.when(there(0, 2)).then(9.0).otherwise(1.0),
+        mass_unread=pl.when(there(0, 2)).then(0.9).otherwise(0.1),
+    )
+    assert telling_places(heads, run.ledger) == {
+        "looks at the evidence most": Place(0, 3, 1, 3),
+        "has the largest output error": Place(0, 0, 1, 2),
+    }  # (3, 3) misses most evidence as well, (0, 2) most mass
+    seen = heads.with_columns(evidence_read=pl.when(there(0, 1)).then(0.0).otherwise(pl.col("evidence_dense")))
+    assert telling_places(seen, run.ledger)["misses most of the evidence"] == Place(0, 0, 0, 1)
+
+
+def test_places_without_evidence_are_those_with_most_error(run):
+    bare = run.heads.with_columns(evidence_dense=pl.lit(None), evidence_read=pl.lit(None))
+    worst = bare.with_columns(rel_l2=pl.when(pl.col("q_head") == 1).then(2.0).otherwise(1.0), mass_unread=0.0, mass_evicted=0.0)
+    assert telling_places(worst, run.ledger) == {"has the largest output error": Place(0, 0, 0, 1)}
+
+
+def test_places_are_all_of_one_context(tmp_path):
+    run = open_run(write_run(tmp_path / "run", contexts=3))
+    second = pl.col("request") == 2
+    heads = run.heads.with_columns(
+        evidence_dense=pl.when(second).then(0.9).otherwise(0.1), rel_l2=pl.when(second).then(1.0).otherwise(2.0)
+    )
+    assert {place.request for place in telling_places(heads, run.ledger).values()} == {2}
 
 
 def test_whose_pages_are_recorded(run):

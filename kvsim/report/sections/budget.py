@@ -9,11 +9,10 @@ from kvsim.metrics.quality import MEASURES
 from kvsim.metrics.spread import MEAN, SUFFIX, by_statistic, spread
 from kvsim.metrics.tokens import asked_and_got
 from kvsim.metrics.traffic import traffic
-from kvsim.report import facts
+from kvsim.report import facts, theme
 from kvsim.report.charts.asked import asked_against_used
 from kvsim.report.charts.budget import below_the_mean, memory_saved, pages_shared, quality_against
 from kvsim.report.html import Figure, Section
-from kvsim.report.theme import ROW_CAP
 from kvsim.report.view import LEGEND, View
 
 HEADS = "The menu takes, instead of the mean over heads, the 5th percentile of heads (of errors the 95th) or the worst head."
@@ -123,7 +122,7 @@ def _curves(view: View) -> pl.DataFrame:
     """by_budget, thinned to stay under the cap; with a single role, only the rows of all steps."""
     run = view.run
     many = run.tables["curves"].select(pl.struct("policy", "role").n_unique()).collect().item() or 1
-    most = max(3, min(40, ROW_CAP // 6 // many))
+    most = max(3, min(40, theme.ROW_CAP // 6 // many))
     frame = by_budget(run.tables["curves"], run.heads, run.ledger, most=most)
     split = frame.filter(pl.col("role") != ALL_STEPS)["role"].n_unique() > 1
     return (frame if split else frame.filter(pl.col("role") == ALL_STEPS)).cast({"tokens": pl.Float64})

@@ -9,11 +9,11 @@ import polars as pl
 
 from kvsim.metrics.quality import quality
 from kvsim.metrics.raster import Place, at, pages_recorded, raster
-from kvsim.report import facts
+from kvsim.report import facts, theme
 from kvsim.report.charts.raster import Extent, Strip, kept_and_read
 from kvsim.report.html import Section
 from kvsim.report.names import family
-from kvsim.report.theme import ROW_CAP, Style
+from kvsim.report.theme import Style
 from kvsim.report.view import View
 
 STRIPS = 8  # policies on the raster
@@ -61,7 +61,7 @@ def _strips(view: View, drawn: Sequence[Style], steps: list[int], total: int) ->
         rows: dict[str, int] = {}
         for strip in found:
             rows[strip.head] = rows.get(strip.head, 0) + strip.rows.height
-        if max(rows.values()) <= ROW_CAP // 2 or width >= total:
+        if max(rows.values()) <= theme.ROW_CAP // 2 or width >= total:
             return found, width
         width *= 2
 
