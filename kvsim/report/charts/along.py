@@ -63,7 +63,7 @@ def lines(
         line = base.mark_line(aria=False, strokeWidth=1.5).encode(x=axes[i], y=y, **theme.policy_channels(look, "line"))
         marks = base.mark_point(aria=False, filled=True, size=18).encode(x=axes[i], y=y, color=line.encoding.color)
         layers = [*behind, line, *([marks] if data[_column(axes[0])].n_unique() <= FEW else [])]
-        chart = layered(*layers).properties(height=height)
+        chart = layered(*layers, height=height)
         panels.append(chart.add_params(focus) if i == 0 else chart)
     return panels
 

@@ -44,6 +44,8 @@ def asked_against_used(found: pl.DataFrame, look: Sequence[Style]) -> alt.HConca
             tooltip=["policy:N", alt.Tooltip("what:N", title=" "), alt.Tooltip("tokens:Q", format=",.1f")],
         )
         panels.append(marks.properties(width=330, height=ROW * len(policies)))
-    return alt.hconcat(*panels, spacing=30).properties(
-        description="The budget each policy was asked to keep, and the tokens it read per query head and KV head or held."
+    return alt.hconcat(
+        *panels,
+        spacing=30,
+        description="The budget each policy was asked to keep, and the tokens it read per query head and KV head or held.",
     )

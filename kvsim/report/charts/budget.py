@@ -50,9 +50,13 @@ def quality_against(
     for measure in told:
         y = quantity(alt.Y, measure, both[measure])
         behind = noise(floor, y) if measure == "rel_l2" else []
-        panels.append(layered(*behind, *(c.encode(y=y) for c in (lines, spots))).properties(width=470, height=260))
-    chart = alt.concat(panels[0].add_params(focus), *panels[1:], columns=2, spacing=34).properties(
-        description=f"{', '.join(MEASURES[m].said for m in told)}: one panel each against {X[x][0]}, one line or point per policy."
+        panels.append(layered(*behind, *(c.encode(y=y) for c in (lines, spots)), width=470, height=260))
+    chart = alt.concat(
+        panels[0].add_params(focus),
+        *panels[1:],
+        columns=2,
+        spacing=34,
+        description=f"{', '.join(MEASURES[m].said for m in told)}: one panel each against {X[x][0]}, one line or point per policy.",
     )
     steps = alt.param("steps", value=choices[0], bind=_menu(choices, "decode steps: ") if len(choices) > 1 else alt.Undefined)
     return chart.add_params(statistic_menu(), steps)
@@ -95,7 +99,7 @@ def below_the_mean(curves: pl.DataFrame, look: Sequence[Style], floor: Floor | N
         band = alt.Chart(between).transform_filter(own).mark_area(aria=False, opacity=0.12, color=LINES[MEAN][1][0])
         behind = noise(floor, y) if measure == "rel_l2" else []
         layers = [*behind, band.encode(x=x, y=y, y2=f"{measure}_tail:Q"), line]
-        panels.append(layered(*layers).properties(width=470, height=240))
+        panels.append(layered(*layers, width=470, height=240))
     return (
         alt.concat(*panels, columns=2, spacing=34)
         .add_params(shown)
@@ -114,7 +118,7 @@ def memory_saved(points: pl.DataFrame, look: Sequence[Style], floor: Floor | Non
         y = quantity(alt.Y, measure, points[measure])
         marks = base.encode(x=x, y=y, tooltip=tooltip(["resident_share", measure]), **channels)
         behind = noise(floor, y) if measure == "rel_l2" else []
-        panels.append(layered(*behind, marks).properties(width=300, height=240))
+        panels.append(layered(*behind, marks, width=300, height=240))
     return (
         alt.hconcat(panels[0].add_params(focus), *panels[1:], spacing=40)
         .add_params(statistic_menu())
@@ -140,7 +144,8 @@ def pages_shared(curves: pl.DataFrame, group: int, look: Sequence[Style]) -> alt
     line = alt.Chart(theme.prepare(curves)).mark_line(aria=False).encode(
         x=x, y=y, opacity=opacity, tooltip=said, **theme.policy_channels(look, "line")
     )  # fmt: skip
-    return layered(line.add_params(focus)).properties(
+    return layered(
+        line.add_params(focus),
         width=620,
         height=260,
         description="How many different pages the query heads of a KV head read together, as a multiple of the pages of one head.",

@@ -31,7 +31,11 @@ def error_by_stage(stages: pl.DataFrame, look: Sequence[Style], floor: Floor | N
     )
     ticks = base.mark_tick(aria=False, thickness=2, size=12).encode(x=other(x, "p95"), color=alt.Color("stage:N", **colour))
     rule = base.mark_rule(aria=False, color=TICK[0], opacity=0.5).encode(x=x, x2="p95:Q")
-    return layered(*noise(floor, x), rule, ticks, dots).properties(
+    return layered(
+        *noise(floor, x),
+        rule,
+        ticks,
+        dots,
         width=620,
         height=26 * len(order),
         description="Output error of exact rows, of coded keys, and of coded keys and values, per layer.",

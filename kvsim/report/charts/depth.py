@@ -37,7 +37,7 @@ def pages_to_a_guarantee(depths: pl.DataFrame, read: pl.DataFrame, look: Sequenc
             y=alt.value(0), text=alt.value("pages read")
         )
         title = alt.Title(s.label, fontSize=12, offset=12)
-        panels.append(layered(there, text, rule, mid, end, dot).properties(title=title, width=330, height=ROW * len(wanted)))
+        panels.append(layered(there, text, rule, mid, end, dot, title=title, width=330, height=ROW * len(wanted)))
     return alt.concat(*panels, columns=2, spacing=20).resolve_scale(x="shared").properties(
         description="Pages of the ranking that would have to be read for each guarantee: median, mean, 95th percentile and most."
     )  # fmt: skip

@@ -29,8 +29,12 @@ def miss_against_error(cells: pl.DataFrame, look: Sequence[Style], floor: Floor 
     channels = theme.policy_channels(look, "point") | {"opacity": opacity}
     said = tooltip(["missed_mass", "rel_l2"], layer="layer", q_head="query head")
     dots = alt.Chart(theme.prepare(cells)).mark_point(filled=True, size=30, aria=False).encode(x=x, y=y, tooltip=said, **channels)
-    return layered(*noise(floor, y), dots.add_params(focus)).properties(
-        width=760, height=340, description="One point per query head and policy: attention mass missed against output error."
+    return layered(
+        *noise(floor, y),
+        dots.add_params(focus),
+        width=760,
+        height=340,
+        description="One point per query head and policy: attention mass missed against output error.",
     )
 
 
@@ -54,9 +58,8 @@ def evidence_heads(cells: pl.DataFrame, look: Sequence[Style], floor: Floor | No
     lost = base.encode(x=error, y=y.axis(alt.Axis(labels=False, ticks=False, grid=True)), tooltip=said, **channels)
     size = {"height": ROW * len(order)}
     return alt.hconcat(
-        layered(bars, read.add_params(focus)).properties(width=480, **size),
-        layered(*noise(floor, error), lost).properties(width=300, **size),
+        layered(bars, read.add_params(focus), width=480, **size),
+        layered(*noise(floor, error), lost, width=300, **size),
         spacing=28,
-    ).properties(
-        description="The query heads that look at the evidence most: their dense mass there, and what each policy read of it."
+        description="The query heads that look at the evidence most: their dense mass there, and what each policy read of it.",
     )

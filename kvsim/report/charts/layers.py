@@ -54,9 +54,12 @@ def slack_by_layer(bounds: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatCh
         )
         mean = base.mark_line(aria=False).encode(y=y, tooltip=said, **channels)
         dots = base.mark_point(aria=False, filled=True, size=30).encode(y=y, color=channels["color"], tooltip=said)
-        panels.append(layered(mean, dots, top).properties(width=430, height=240))
-    return alt.hconcat(panels[0].add_params(focus), *panels[1:], spacing=40).properties(
-        description="How far the index's upper bound lies above the best true logit of a page, by layer and policy."
+        panels.append(layered(mean, dots, top, width=430, height=240))
+    return alt.hconcat(
+        panels[0].add_params(focus),
+        *panels[1:],
+        spacing=40,
+        description="How far the index's upper bound lies above the best true logit of a page, by layer and policy.",
     )
 
 
@@ -79,7 +82,8 @@ def promised_and_missed(bounds: pl.DataFrame, look: Sequence[Style]) -> alt.Laye
         color=alt.Color("what:N", **theme.few(list(kinds), [c[0] for _, _, c in kinds.values()])),
         tooltip=[*tooltip((), layer="layer", what="what"), alt.Tooltip("mass:Q", format=".2%")],
     )  # fmt: skip
-    return layered(marks).properties(
+    return layered(
+        marks,
         width=620,
         height=ROW * len(order),
         description="Per policy and layer: the mass that the bound cannot rule out, and the mass missed.",

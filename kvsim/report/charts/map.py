@@ -121,7 +121,7 @@ def _series(
             **theme.policy_channels(look, "line"),
         )
         behind = noise(floor, y) if measure == "rel_l2" else []
-        panels.append(layered(*behind, line).properties(width=1000, height=160))
+        panels.append(layered(*behind, line, width=1000, height=160))
     return panels
 
 

@@ -83,9 +83,9 @@ def other(channel: Channel, column: str) -> Channel:
     return twin
 
 
-def layered(*layers: alt.Chart | alt.LayerChart) -> alt.LayerChart:
-    """Layers over one another, the last on top."""
-    return alt.LayerChart(layer=list(layers))
+def layered(*layers: alt.Chart | alt.LayerChart, **given: Any) -> alt.LayerChart:
+    """Layers over one another, the last on top; given: properties of the whole."""
+    return alt.LayerChart(layer=list(layers), **given)
 
 
 def tooltip(columns: Iterable[str], **also: str) -> list[alt.Tooltip]:

@@ -30,7 +30,9 @@ def pages_alike(found: pl.DataFrame, look: Sequence[Style]) -> alt.LayerChart:
     base = alt.Chart(theme.prepare(found)).encode(x=x, opacity=opacity, tooltip=said)
     line = base.mark_line(aria=False, point=True).encode(y=y, **channels)
     chance = base.mark_tick(aria=False, thickness=2, size=18).encode(y=alt.Y("chance:Q"), color=channels["color"])
-    return layered(line.add_params(focus), chance).properties(
+    return layered(
+        line.add_params(focus),
+        chance,
         width=520,
         height=260,
         description="How alike the pages are that two layers read at one step, by their distance, beside chance.",
@@ -54,7 +56,7 @@ def pieces_read(found: pl.DataFrame, spread: pl.DataFrame, look: Sequence[Style]
     error = spread_panel(spread, "rel_l2", look, floor, named=False)
     size = {"height": ROW * len(look)}
     return (
-        alt.hconcat(layered(marks).properties(width=520, **size), error.properties(width=300, **size), spacing=28)
+        alt.hconcat(layered(marks, width=520, **size), error.properties(width=300, **size), spacing=28)
         .resolve_scale(color="independent")
         .properties(description="How often a policy read something of any and of every piece of evidence, and its output error.")
     )

@@ -37,7 +37,9 @@ def read_by_position(cells: pl.DataFrame, evidence: pl.DataFrame, look: Sequence
     ]
     base = alt.Chart(theme.prepare(cells)).mark_rect(aria=False)
     strips = base.encode(x=x, x2="stop:Q", y=policy_axis(look).axis(alt.Axis(grid=False)), color=colour, tooltip=said)
-    return layered(strips, *evidence_frames(evidence)).properties(
+    return layered(
+        strips,
+        *evidence_frames(evidence),
         width=width,
         height=26 * len(look),
         description="How often each part of the context is read, one row per policy, evidence framed.",

@@ -48,7 +48,7 @@ def kept_and_read(strips: Sequence[Strip], evidence: pl.DataFrame, extent: Exten
         layers = [_strip(s, extent, last=i == len(policies) - 1) for s in mine]
         layers += [text.encode(x=alt.value("width"), y=alt.value(0), text="said:N"), *evidence_frames(evidence, named=i == 0)]
         title = alt.Title(policy, fontSize=12, offset=6)
-        charts.append(layered(*layers).properties(width=width, height=80, title=title))
+        charts.append(layered(*layers, width=width, height=80, title=title))
     menu = alt.binding_select(options=heads, name="query head: ") if len(heads) > 1 else alt.Undefined
     return (
         alt.vconcat(*charts, spacing=14)

@@ -31,7 +31,7 @@ def evidence_by_step(
     )
     area = alt.Chart(theme.prepare(mass)).mark_area(color=EVIDENCE[0], opacity=0.6, interpolate="step")
     said = [alt.Tooltip("step:Q", title="decode step"), alt.Tooltip("evidence_dense:Q", format=".2%")]
-    below = layered(area.encode(x=step_axis("decode step"), y=y, tooltip=said)).properties(height=60)
+    below = layered(area.encode(x=step_axis("decode step"), y=y, tooltip=said), height=60)
     return down(
         [*panels, below],
         True,

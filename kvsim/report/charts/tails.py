@@ -24,8 +24,10 @@ def how_often(errors: pl.DataFrame, recalls: pl.DataFrame, look: Sequence[Style]
     if recalls.height:
         x = quantity(alt.X, "evidence_recall", recalls["evidence_recall"])
         panels.append(layered(_line(recalls, x, y.title("share of heads and steps at or below"), opacity, look)))
-    return alt.hconcat(*(p.properties(width=430, height=260) for p in panels), spacing=40).properties(
-        description="The share of query heads and steps whose output error is above, or whose evidence recall is below, each value."
+    return alt.hconcat(
+        *(p.properties(width=430, height=260) for p in panels),
+        spacing=40,
+        description="The share of query heads and steps whose output error is above, or whose evidence recall is below, each value.",
     )
 
 

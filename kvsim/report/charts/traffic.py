@@ -29,6 +29,9 @@ def bytes_by_class(parts: pl.DataFrame, title: str, whole: float | None, look: S
     if whole:
         line = alt.Chart(theme.prepare(pl.DataFrame({"whole": [whole]}))).encode(x="whole:Q")
         layers.append(line.mark_rule(aria=False, strokeDash=[4, 3], strokeWidth=1.5, color=INK[0]))
-    return layered(*layers).properties(
-        width=760, height=ROW * len(look), description=f"{title}, by class, one bar per policy, with full attention as a line."
+    return layered(
+        *layers,
+        width=760,
+        height=ROW * len(look),
+        description=f"{title}, by class, one bar per policy, with full attention as a line.",
     )
