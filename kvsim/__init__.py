@@ -1,7 +1,7 @@
 """kvsim: replay KV-cache policies on captured attention traces.
 
     import kvsim
-    trace = kvsim.open_trace("traces/smol_needle")
+    trace = kvsim.open_trace("traces/smollm2-needle")
     run = kvsim.replay(trace, [kvsim.full() >> kvsim.quest(read=kvsim.tokens(512))], "runs/first")
 
 Everything here is loaded when it is first asked for. A policy needs no entry: kvsim.NAME is found in policies/*/NAME.py.

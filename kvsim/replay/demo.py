@@ -15,6 +15,8 @@ POLICIES = (
     'quest(read=share(0.1), heads="max")',
     "h2o(hold=share(0.2))",
     "tova(hold=share(0.2))",
+    'snapkv(hold=share(0.2, of="prompt"))',
+    "qevict(hold=share(0.2))",
     "streaming_llm(hold=share(0.2))",
     "kivi(bits=2, group=32, residual=32)",
     "h2o(hold=share(0.5)) >> quest(read=share(0.1))",
@@ -25,8 +27,8 @@ def bundled() -> Path:
     """The trace that kvsim brings along: inside the package, or beside it in a checkout. Raises BadTrace when neither is there."""
     package = Path(kvsim.__file__).parent
     for home in (package / "_traces", package.parent / "traces"):
-        if (home / "smol_needle" / "manifest.json").is_file():
-            return home / "smol_needle"
+        if (home / "smollm2-needle" / "manifest.json").is_file():
+            return home / "smollm2-needle"
     raise BadTrace(f"{package}: the bundled trace is missing; install kvsim again, or name a trace: kvsim demo TRACE")
 
 

