@@ -44,7 +44,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     wish: Read = asked.part("read")  # also where the layer is read whole by rule
     stated = None if isinstance(wish.read, Rule) else wish.read
     none = np.zeros(len(block.t), np.int64)
-    page_bytes = 0 if read.page is None else page_rows(wish) * lay.row_bytes
+    page_bytes = 0 if read.page is None else page_rows(read) * lay.row_bytes
     scanned, once = picked.scanned if picked else none, once_bytes(read, src)
     live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
     out: Columns = {

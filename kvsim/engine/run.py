@@ -170,7 +170,7 @@ class _Work:
         for part in parts:
             part["resident_page_bytes"] = (
                 np.array([len(by_step[s]) for s in part["step"].tolist()])
-                * account.page_rows(self.job.chain.part("read"))
+                * account.page_rows(self.read)
                 * self.source.layer.row_bytes
             )
 

@@ -66,7 +66,7 @@ def for_layer(chain: Chain, layer: Layer) -> Chain:
     Raises WrongUse for an index that has no form for the layer's keys."""
     read = chain.part("read")
     if read is None or layer.id < getattr(read, "dense_layers", 0):
-        return chain if read is None else chain.with_part(everything(page=read.page))
+        return chain if read is None else chain.with_part(everything(page=read.page, tile=read.tile))
     if hasattr(read.index, "check"):
         read.index.check(layer.key_dim)
     if getattr(read.index, "dtype", None) == "kv":

@@ -12,7 +12,8 @@ class everything(Part):
     act = "reads every token held"
     kind = "read"
 
-    page: int | None = field(default=None, repr=False)  # the page size to report in, where dense_layers= put it in a read's place
+    page: int | None = field(default=None, repr=False)  # the page size to report in, where dense_layers= put it in a read's place,
+    tile: int | None = field(default=None, repr=False)  # and the rows that memory holds at once
 
     def __post_init__(self) -> None:
         expect(self, "page", self.page is None or self.page >= 1, "a page size of 1 token or more")
@@ -21,6 +22,5 @@ class everything(Part):
     index = None
     heads = "each"
     refresh = 1
-    tile = None
     shards = None
     forced = Forced()
