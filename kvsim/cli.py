@@ -321,13 +321,17 @@ def _layers(text: str) -> list[int] | None:
     return None if text == "all" else _numbers(text)
 
 
+MOST = 1_000_000  # numbers in a list
+
+
 def _numbers(text: str) -> list[int]:
     """0,3 or 4-9 -> numbers, ends included."""
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or int(first) > int(last or first):
-            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 3, 0,1 or 4-9")
+        plain = all(x.isascii() and x.isdigit() and len(x) < 9 for x in (first, last or first))
+        if not plain or not 0 <= int(last or first) - int(first) < MOST:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 3, 0,1 or 4-9, at most {MOST} of them")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
 

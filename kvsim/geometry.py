@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.errors import WrongUse
+
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
 
@@ -83,19 +85,35 @@ class Layer:
         return replace(self, dtype=dtype, row_bytes=rows)
 
     def rotate(self, keys: NDArray[np.float64], pos: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Pre-RoPE keys [n, d] at positions [n] -> keys as attention sees them; angles in float64."""
+        """Pre-RoPE keys [n, d] at positions [n] -> keys as attention sees them; angles in float64. Raises WrongUse (rope_problem)."""
         if self.rope is None:
             return keys
+        if problem := rope_problem(self.rope):
+            raise WrongUse(f"layer {self.id}: {problem}")
         spec = json.loads(self.rope)
-        d, layout, scaling = spec["rotary_dim"], spec.get("layout", "half"), spec.get("scaling")
-        if layout != "half" or scaling is not None:
-            raise NotImplementedError(f"rope layout {layout!r}, scaling {scaling!r}: only layout 'half' without scaling can be re-applied")
-        angle = np.asarray(pos)[:, None] * spec["theta"] ** (-np.arange(0, d, 2) / d)
+        d = spec["rotary_dim"]
+        if d > keys.shape[1]:
+            raise WrongUse(f"layer {self.id}: rope rotates {d} numbers of keys that have {keys.shape[1]}")
+        angle = np.asarray(pos)[:, None] * float(spec["theta"]) ** (-np.arange(0, d, 2) / d)
         magnitude = spec.get("magnitude") or 1.0
         c, s = np.cos(angle) * magnitude, np.sin(angle) * magnitude
         a, b, out = keys[:, : d // 2], keys[:, d // 2 : d], keys.copy()
         out[:, : d // 2], out[:, d // 2 : d] = a * c - b * s, b * c + a * s
         return out
+
+
+def rope_problem(rope: str | None) -> str | None:
+    """Why keys cannot be rotated again from what a trace says of its RoPE; None when they can."""
+    spec = json.loads(rope) if rope else {}
+    if not spec:
+        return None
+    lost = [k for k, kind in (("theta", (int, float)), ("rotary_dim", int)) if not isinstance(spec.get(k), kind)]
+    if lost or spec["theta"] <= 0 or spec["rotary_dim"] < 2 or spec["rotary_dim"] % 2:
+        return f"rope {rope} does not say theta (above 0) and rotary_dim (even, 2 or more)"
+    if spec.get("layout", "half") != "half" or spec.get("scaling") is not None:
+        layout, scaling = spec.get("layout", "half"), spec.get("scaling")
+        return f"rope layout {layout!r}, scaling {scaling!r}: only layout 'half' without scaling can be applied again"
+    return None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ def cut(
         raise WrongUse("a ranking for the whole layer needs kv heads that hold the same tokens; give one ranking per kv head")
     score = np.ascontiguousarray(ranking.score, np.float64)
     protect = np.zeros(score.shape, bool) if ranking.protect is None else ranking.protect & valid[: len(score)]
+    if not 0 <= ranking.own <= 1:
+        raise WrongUse(f"a ranking says own={ranking.own}: expected a part of an equal share, 0 to 1")
     if ranking.own < 1:
         limit = _shared(score, protect, valid, limit, ranking.own)
     if ranking.unit is None and ranking.stages == (Stage(),):

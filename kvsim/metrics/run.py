@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +62,24 @@ def open_run(path: str | Path) -> RunTables:
     Raises BadTrace for a directory that is not a complete run, another schema version, or a table without its columns."""
     path = Path(path)
     about = _about(path)
+    _check_files(path, about)
     frames = {name: _table(path / f"{name}.parquet", name) for name in tables.RUN_TABLES}
     for name in NEEDED:
         if frames[name].head(1).collect().is_empty():
             raise BadTrace(f"{path / name}.parquet: no rows, expected one per policy, layer, head and decode step; replay again")
     return RunTables(path, about, _policies(about, frames["heads"]), frames)
+
+
+def _check_files(path: Path, about: dict[str, Any]) -> None:
+    """Every table is the one that run.json tells of. Raises BadTrace."""
+    told = about.get("tables")
+    for name, entry in (told if isinstance(told, dict) else {}).items():
+        file = path / f"{name}.parquet"
+        if Path(name).name != name or not isinstance(entry, dict) or not file.is_file():
+            raise BadTrace(f"{file}: missing, though run.json tells of it; replay again")
+        with file.open("rb") as f:
+            if file.stat().st_size != entry.get("bytes") or hashlib.file_digest(f, "sha256").hexdigest() != entry.get("sha256"):
+                raise BadTrace(f"{file}: not the table that run.json tells of, so it was altered or cut short; replay again")
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _run(name: str, path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look up their types there
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         del sys.modules[name]
         raise WrongUse(f"policy file {path}: {type(e).__name__}: {' '.join(str(e).split())}") from e
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -59,7 +60,8 @@ class Draft:
         whole.mkdir()
         merge(self.parts, whole, tasks, ids)
         also(whole)
-        write_json(whole / "run.json", self.about | {"noise_floor": floors(self.parts, tasks)})
+        found = {"noise_floor": floors(self.parts, tasks), "tables": _tables(whole)}
+        write_json(whole / "run.json", self.about | found)
         _sync(whole)
         whole.rename(self.out)
         _sync(self.out.parent)
@@ -105,6 +107,15 @@ def _identity(about: dict[str, Any]) -> dict[str, Any]:
         names["policies"]: policies,
         names["kv_dtype"]: about.get("kv_dtype"),
     } | {f"--{name}": options.get(name) for name in ("requests", "layers", "steps", "plans", "explain", "allocator")}
+
+
+def _tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """Bytes and sha256 of every table, so that one that was altered is not believed."""
+    found = {}
+    for file in sorted(folder.glob("*.parquet")):
+        with file.open("rb") as f:
+            found[file.stem] = {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
+    return found
 
 
 def _locked(handle: int) -> bool:

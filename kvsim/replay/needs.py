@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Request
+from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Request, rope_problem
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
@@ -18,6 +18,11 @@ def check_needs(trace: Trace, asked: Asked) -> None:
     for r in asked.requests:
         for layer in asked.layers:
             supply = asked.supplies[r.id, layer.id]
+            if not len(supply.steps):
+                where = f"trace {trace.id}, request {r.id}, layer {layer.id}"
+                raise WrongUse(
+                    f"{where}: no decode step is captured, so there is nothing to replay; capture with {ATTENTION.option}"
+                )
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
                     chain = _in_layer(job.chain, layer)
@@ -36,6 +41,9 @@ def _in_layer(chain: Chain, layer: Layer) -> Chain:
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
     """What a chain cannot be given in one (request, layer), in words."""
     for part in chain.parts:
+        codecs = getattr(part, "codecs", None)
+        if codecs and codecs.keys == "pre" and (problem := rope_problem(layer.rope)):
+            yield f"{type(part).__name__} codes keys before RoPE: {problem}"
         for need in sorted(part.needs, key=str):
             if problem := _missing(need, asked, r, layer, supply):
                 yield f"{type(part).__name__} needs {need}: {problem}"

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvsim.errors import BadTrace
 from kvsim.replay.asked import Task
 from kvsim.tables import RUN_TABLES
 
@@ -69,8 +70,13 @@ def _rows(parts: Path, task: Task, name: str, place: int) -> pa.Table:
     file = parts / folder(task) / f"{name}.arrow"
     if not file.exists():
         return _bare(RUN_TABLES[name]).empty_table()
-    with pa.memory_map(str(file)) as f:
-        return pa.Table.from_batches([pa.ipc.open_file(f).get_batch(place)])
+    try:
+        with pa.memory_map(str(file)) as f:
+            return pa.Table.from_batches([pa.ipc.open_file(f).get_batch(place)])
+    except (pa.ArrowInvalid, OSError) as e:
+        raise BadTrace(
+            f"{file}: cut short or altered ({str(e).splitlines()[0]}); remove {file.parent} and repeat the replay"
+        ) from None
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:

@@ -46,7 +46,7 @@ class Work:
             write_part(self.parts, task, found, floor)
         except KvsimError:
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise KvsimError(f"request {task[0]}, layer {task[1]}: {_blamed(e)}{type(e).__name__}: {_line(e)}") from e
 
     def check(self, task: Task) -> None:

@@ -29,11 +29,16 @@ def report(
     runs = [open_run(d) for d in dirs]
     parts = [s for i, run in enumerate(runs) for s in _named(run, i, len(runs))]
     out = Path(out)
+    if out.is_dir():
+        raise WrongUse(f"report: {out} is a folder; expected the name of a page, for example {out / 'report.html'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(out.name + ".partial")
     labels = list(dict.fromkeys(s.label for run in runs for s in View.of(run).look))
-    aside.write_text(render(_title(runs), _lead(runs), parts, labels), encoding="utf-8")
-    os.replace(aside, out)
+    try:
+        aside.write_text(render(_title(runs), _lead(runs), parts, labels), encoding="utf-8")
+        os.replace(aside, out)
+    finally:
+        aside.unlink(missing_ok=True)
     figures = [b for s in parts for b in s.blocks if isinstance(b, Figure)]
     if png is not None:
         write_png(figures, Path(png))

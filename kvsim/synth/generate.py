@@ -64,6 +64,23 @@ def synthesize(
     stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one); without: of OPTIONAL."""
     if head_dim < 4:
         raise WrongUse(f"head_dim={head_dim}: expected 4 or more, two numbers for position and two for content")
+    bounds = {
+        "requests": (requests, 1, 10_000),
+        "layers": (layers, 1, 1_000),
+        "q_heads": (q_heads, 1, 1_024),
+        "prompt": (prompt, 1, 2**21),
+    }
+    bounds |= {
+        "kv_heads": (kv_heads, 1, 1_024),
+        "steps": (steps, 0, 2**21),
+        "stride": (stride, 1, 2**21),
+        "needles": (needles, 0, 1_000),
+    }
+    for name, (value, least, most) in (bounds | {"seed": (seed, 0, 2**63)}).items():
+        if not least <= value <= most:
+            raise WrongUse(f"{name}={value}: expected a whole number from {least} to {most}")
+    if q_heads % kv_heads:
+        raise WrongUse(f"q_heads={q_heads}, kv_heads={kv_heads}: expected query heads in equal groups, a multiple of kv_heads")
     if unknown := sorted(set(without) - set(OPTIONAL)):
         raise WrongUse(f"without={unknown}: expected some of {', '.join(OPTIONAL)}")
     rng = np.random.default_rng(seed)

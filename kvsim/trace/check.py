@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.errors import BadTrace
-from kvsim.geometry import Layer, Request
+from kvsim.errors import BadTrace, WrongUse
+from kvsim.geometry import Layer, Request, rope_problem
 from kvsim.trace.bits import widen
 from kvsim.trace.folder import AGAIN, Listing, Segment, list_files, read_columns, read_journal
 from kvsim.trace.open import Lane, Trace, open_trace
@@ -134,10 +134,15 @@ def _rotation(lane: Lane, kv_head: int) -> Iterator[str]:
     if lane.k_pre is None or lane.layer.rope is None:
         return
     k = widen(lane.k[kv_head])
+    if problem := rope_problem(lane.layer.rope):
+        if "layout" not in problem:  # a layout or a scaling that cannot be applied again is no fault of the trace
+            yield problem
+        return
     try:
         rotated = lane.layer.rotate(widen(lane.k_pre[kv_head]), np.arange(len(k)))
-    except NotImplementedError:
-        return  # a layout that cannot be applied again
+    except WrongUse as e:
+        yield str(e)
+        return
     error = np.linalg.norm(rotated - k) / max(float(np.linalg.norm(k)), 1e-300)
     if not error <= ROTATED[lane.dtype]:
         yield f"`k` is {error:.2g} away from `k_pre` under the rope of the layers table; expected {ROTATED[lane.dtype]:g}"
