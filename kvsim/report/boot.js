@@ -77,7 +77,7 @@
     const text = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
     return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
-  const csv = (table) => [table.columns, ...Array.from({ length: table.rows }, (_, i) => table.at(i))]
+  const csv = state.csv = (table) => [table.columns, ...Array.from({ length: table.rows }, (_, i) => table.at(i))]
     .map((cells) => cells.map(field).join(",") + "\r\n").join("");
 
   document.querySelectorAll("a.csv").forEach((link) => link.addEventListener("click", () => {

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from kvsim.report.html import Figure, specification, vega_lite
+from kvsim.report.html import Figure, vega_lite
 from kvsim.report.theme import config
 
 SCALE = 2.0  # image pixels per chart pixel
@@ -37,4 +37,4 @@ def write_svg(figures: Sequence[Figure], folder: Path) -> None:
 def _titled(figure: Figure) -> dict[str, Any]:
     """What stands above the chart on the page, inside it."""
     title = {"text": figure.title, "subtitle": wrap(figure.how, LINE), "fontSize": 16, "offset": 28}
-    return specification(figure.chart) | {"title": title}
+    return figure.spec | {"title": title}

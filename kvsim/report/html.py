@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -34,6 +34,12 @@ class Figure:
     caption: str
     data: pl.DataFrame
     clickable: bool = False
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The chart as Vega-Lite without configuration: the page and the exports bring their own, light or dark."""
+        found: dict[str, Any] = self.chart.to_dict()
+        return {name: value for name, value in found.items() if name not in ("config", "usermeta")}
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,10 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section], policie
     data: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     for figure in (b for s in sections for b in s.blocks if isinstance(b, Figure)):
-        spec = specification(figure.chart)
-        datasets = spec.pop("datasets", {})
+        datasets = figure.spec.get("datasets", {})
         for name, rows in datasets.items():  # named by their content: equal frames are kept once
             data[name] = data.get(name) or packed(pl.DataFrame(rows, infer_schema_length=None))
+        spec = {name: value for name, value in figure.spec.items() if name != "datasets"}
         specs[figure.name] = {"spec": spec, "data": sorted(datasets), "clickable": figure.clickable, "height": _height(spec) + 60}
         tables[figure.name] = packed(figure.data)
     bundle, boot = _bundle(), _text("boot.js")
@@ -83,14 +89,6 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section], policie
         heights={name: spec["height"] for name, spec in specs.items()},
         json={"data": _json(data), "specs": _json(specs), "tables": _json(tables), "look": _json(_look())},
     )  # fmt: skip
-
-
-def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """The chart as Vega-Lite without configuration: the page and the exports bring their own, light or dark."""
-    spec: dict[str, Any] = chart.to_dict()
-    for name in ("config", "usermeta"):
-        spec.pop(name, None)
-    return spec
 
 
 def packed(frame: pl.DataFrame) -> dict[str, Any]:

@@ -35,9 +35,10 @@ def write_run(
     roles: Sequence[int] = (3,),
     evidence: bool = True,
     without: Sequence[str] = (),
+    floor: float | None = None,
     seed: int = 0,
 ) -> Path:
-    """A run directory. roles: in turn along the steps, in equal stretches. without: tables not written."""
+    """A run directory. roles: in turn along the steps, in equal stretches. without: tables not written. floor: p95 of the noise floor."""
     rng = np.random.default_rng(seed)
     path.mkdir(parents=True)
     made: dict[str, list[Any]] = {name: [] for name in tables.RUN_TABLES}
@@ -48,6 +49,8 @@ def write_run(
                 unit = {"policy": policy, "request": request, "layer": layer}
                 _ledger(made, unit, policy, kv_heads, prompt, steps)
                 _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence)
+                if "quest" in policy:
+                    _explain(made, unit, rng, q_heads, (prompt + 3) // 4, steps)
                 if any(name in policy for name in ("quest", "oracle", "random_read")):
                     _curves(made, unit, rng, q_heads, (prompt + 3) // 4, sorted({-1, *roles}), evidence)
                     _plans(made, unit, rng, q_heads, q_heads // kv_heads, prompt, steps)
@@ -61,6 +64,9 @@ def write_run(
         {"label": "noise", "start": 1, "stop": 2, "kind": "other"},
     ]
     about = _about(policies, layers, q_heads, kv_heads, prompt, steps, contexts, spans if evidence else [])
+    about["noise_floor"] = [
+        {"request": r, "layer": n, "median": floor / 2, "p95": floor} for r in range(contexts) for n in layers if floor
+    ]
     (path / "run.json").write_text(json.dumps(about))
     return path
 
@@ -113,12 +119,16 @@ def _ledger(made, unit, policy, kv_heads, prompt, steps) -> None:
         "index_bytes": visible * 8 if "quest" in policy else 0,
     }
     if "read=tokens" in policy:
-        columns |= {"asked": 8.0, "asked_unit": "tokens"}
+        columns |= {"asked": 8.0, "asked_unit": "tokens", "read_pages": 2, "read_runs": 1 + np.arange(n) % 2}
+        columns |= {"page_bytes": 8 * ROW_BYTES}
+    if "kivi" in policy:
+        columns |= {"full_tokens": np.full(n, 8), "quant_tokens": visible - 8}
     made["ledger"].append(tables.table("ledger", columns))
     if "hold=" in policy:
         events = dict.fromkeys(("promoted", "demoted", "evicted", "aged_in", "requantised"), 0) | unit
         events |= {n: columns[n] for n in ("kv_head", "step")} | {"hold_tokens": 12, "asked": 12.0, "asked_unit": "tokens"}
-        made["events"].append(tables.table("events", events))
+        cut = events | {"kv_head": np.arange(kv_heads), "step": np.full(kv_heads, -1), "evicted": prompt - 12}
+        made["events"] += [tables.table("events", cut), tables.table("events", events | {"evicted": 1})]
 
 
 def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> None:
@@ -147,6 +157,14 @@ def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> N
         "rel_l2": lost * 2,
         "read_tokens": prompt if policy == FULL else 8,
     }
+    columns["read_churn"] = np.where(columns["step"] > 0, 0.25, np.nan)
+    if "read=tokens" in policy:
+        columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2}
+        columns |= {"oracle_recall": 0.98, "oracle_held_recall": 0.97}
+    if "quest" in policy:
+        columns |= {"slack_mean": 1.0 + lost, "slack_max": 4.0 + lost, "eps_hat": 0.9}
+    if "kivi" in policy:
+        columns |= {"err_select": 0.0, "err_k": lost, "err_v": lost * 2}
     if evidence:
         columns |= {"evidence_dense": dense, "evidence_read": dense * (1 - lost), "evidence_mass": dense}
     made["heads"].append(tables.table("heads", columns))
@@ -169,6 +187,13 @@ def _curves(made, unit, rng, q_heads, pages, roles, evidence) -> None:
             "rel_l2_p95": 1.02 - share,
         }
         made["curves"].append(tables.table("curves", columns | ({"evidence_recall": share} if evidence else {})))
+
+
+def _explain(made, unit, rng, q_heads, pages, steps) -> None:
+    n = q_heads * steps
+    columns = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "score_gap": 0.5}
+    depths = [f.name for f in tables.EXPLAIN if f.name.split("_")[0] in ("k", "exact", "mass")]
+    made["explain"].append(tables.table("explain", columns | unit | {name: rng.integers(1, pages + 1, n) for name in depths}))
 
 
 def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:

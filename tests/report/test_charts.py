@@ -5,21 +5,44 @@ from __future__ import annotations
 import json
 import math
 
+import polars as pl
 import pytest
 
 from kvsim.metrics.run import open_run
-from kvsim.report import sections as composing
 from kvsim.report import theme
-from kvsim.report.html import Figure, specification
-from kvsim.report.sections import sections
+from kvsim.report.contents import sections
+from kvsim.report.html import Figure
+from kvsim.report.sections import heads, index, loss, one_head, steps, traffic, trust
 from kvsim.report.theme import ROW_CAP
+from kvsim.report.view import View
 from tests.report.conftest import CASES
-from tests.report.runs import FULL, H2O, write_run
+from tests.report.runs import FULL, H2O, KIVI, QUEST, write_run
+
+ALWAYS = {
+    "quality-tokens",
+    "quality-bytes",
+    "memory",
+    "fate",
+    "often",
+    "found",
+    "layers",
+    "map",
+    "miss",
+    "drift",
+    "bytes",
+    "dearer",
+}
+ALWAYS |= {"resident", "raster"}
+RECALLS = {"mass_recall", "far_recall", "evidence_recall", "mass", "top1_recall", "page_recall", "evidence_read"}
+
+
+def figures(parts):
+    return {b.name: b for s in parts for b in s.blocks if isinstance(b, Figure)}
 
 
 def specifications(parts):
     """{figure: specification}; altair checks each against the Vega-Lite schema."""
-    return {b.name: specification(b.chart) for s in parts for b in s.blocks if isinstance(b, Figure)}
+    return {name: f.spec for name, f in figures(parts).items()}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +51,8 @@ def drawn(composed):
 
 
 def rows(spec):
-    return sum(len(data) for data in spec["datasets"].values())
+    """The rows of its largest dataset."""
+    return max(len(data) for data in spec["datasets"].values())
 
 
 def nodes(spec, key):
@@ -56,12 +80,31 @@ def units(spec):
 
 @pytest.mark.parametrize("case", CASES)
 def test_charts_are_described_sized_and_unconfigured(drawn, case):
-    assert {"quality-tokens", "quality-bytes", "fate", "map", "raster"} <= drawn[case].keys()
-    assert ("steps" in drawn[case]) == (case != "bare")  # no evidence, no such chart
     for spec in drawn[case].values():
         assert len(spec["description"]) > 30
         assert "config" not in spec
         assert all(isinstance(u["width"], (int, float)) and isinstance(u["height"], (int, float)) for u in units(spec))
+
+
+def test_a_run_has_every_chart_that_its_tables_can_draw(drawn):
+    assert all(drawn[case].keys() >= ALWAYS for case in CASES if case != "nothing said")
+    assert ALWAYS - drawn["nothing said"].keys() == {"memory"}  # nobody said how many bytes a row has
+    assert len(drawn["plain"]) >= 29
+    assert drawn["plain"].keys() - drawn["bare"].keys() == {
+        *("contexts", "below", "asked", "shared", "blame", "coding", "evidence", "steps", "held", "changes", "scattered"),
+        *("slack", "promised", "depth", "profile", "alike"),
+    } - {"alike", "held", "profile"}
+    assert drawn["roles, no plans"].keys() - drawn["plain"].keys() == {"roles"}
+    assert "depth" not in drawn["roles, no plans"]  # no explain table
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_title_asks_and_every_figure_says_how_to_read_it(composed, case):
+    for f in figures(composed[case]).values():
+        assert f.title.endswith("?")
+        assert len(f.how) > 60
+        assert f.how.endswith(".")
+        assert f.data.height
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,23 +116,24 @@ def test_charts_are_small_and_hold_no_nan(drawn, case):
         assert not any(isinstance(url, str) for url in nodes(spec, "url"))
 
 
+def shown(spec):
+    """The columns on the axes and the colours of a chart."""
+    found = set()
+    for channel in ("x", "y", "y2", "x2"):
+        found |= {c["field"] for c in nodes(spec, channel) if isinstance(c, dict) and "field" in c}
+    return found
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_recall_never_stands_alone(drawn, case):
     for spec in drawn[case].values():
-        fields = {f for f in nodes(spec, "field") if isinstance(f, str)}
-        if fields & {"mass_recall", "far_recall", "evidence_recall", "mass"}:
-            assert "error" in fields
+        assert not shown(spec) & RECALLS or {"rel_l2", "error"} & shown(spec)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_quantities_on_axes_have_units(drawn, case):
     said = {
-        t
-        for spec in drawn[case].values()
-        for axis in nodes(spec, "x")
-        if isinstance(axis, dict)
-        for t in [axis.get("title")]
-        if t
+        t for spec in drawn[case].values() for axis in nodes(spec, "x") if isinstance(axis, dict) and (t := axis.get("title"))
     }
     assert any("tokens" in t for t in said)
     assert any("bytes" in t for t in said)
@@ -97,50 +141,104 @@ def test_quantities_on_axes_have_units(drawn, case):
 
 def test_policies_are_ordered_and_coloured_alike_in_every_chart(drawn):
     colours = [
-        c for spec in drawn["plain"].values() for c in nodes(spec, "color") if isinstance(c, dict) and c.get("field") == "policy"
+        c["scale"]
+        for spec in drawn["plain"].values()
+        for c in nodes(spec, "color")
+        if isinstance(c, dict) and c.get("field") == "policy"
     ]
-    assert len(colours) > 3
-    assert all(c["scale"] == colours[0]["scale"] for c in colours)
-    assert colours[0]["scale"]["domain"] == ["quest 8", "h2o 12", "kivi", "full", "oracle 8", "random_read 8"]  # asked first
+    assert len(colours) > 30
+    order = ["quest 8", "h2o 12", "kivi", "full", "oracle 8", "random_read 8"]  # asked first
+    known = dict(zip(order, max(colours, key=lambda c: len(c["domain"]))["range"], strict=True))
+    for scale in colours:
+        assert scale["domain"] == [p for p in order if p in scale["domain"]]
+        assert scale["range"] == [known[p] for p in scale["domain"]]
 
 
-def captions(parts):
-    return {b.name: b.caption for s in parts for b in s.blocks if isinstance(b, Figure)}
+def test_every_colour_has_a_dark_one(drawn):
+    for case in CASES:
+        for spec in drawn[case].values():
+            text = json.dumps({k: v for k, v in spec.items() if k != "datasets"})
+            used = {part[:7] for part in text.split('"') if part.startswith("#") and len(part) == 7}
+            assert used <= set(theme.SWAP)
 
 
+# ---------------------------------------------------------------------------------------------- what is said
+def captions(section):
+    return {b.name: b.caption for b in section.blocks if isinstance(b, Figure)}
+
+
+def test_what_is_not_drawn_is_named(composed):
+    said = {name: f.caption for name, f in figures(composed["plain"]).items()}
+    assert "Not in this run: recency" in said["quality-tokens"]
+    assert "Not drawn, because it codes nothing: quest 8, h2o 12, full, oracle 8, random_read 8." in said["coding"]
+    assert "Not drawn, because it holds everything in full precision at every step: quest 8, full" in said["held"]
+    assert "the cut after the prompt (h2o 12: 12 evicted)" in said["changes"]
+    assert "no budget in tokens, pages or a share was asked: kivi, full." in said["asked"]
+    assert "Only tokens are drawn, because it reads no pages" in said["found"]
+
+
+def test_the_noise_floor_lies_behind_every_error_or_is_said_to_be_unknown(composed, drawn):
+    def floors(spec):
+        return [n for n in nodes(spec, "text") if isinstance(n, dict) and n.get("value") == "rounding (p95)"]
+
+    def errors(spec):
+        titles = [*nodes(spec, "x"), *nodes(spec, "y")]
+        return {axis["title"] for axis in titles if isinstance(axis, dict) and "output error" in str(axis.get("title"))}
+
+    for name, spec in drawn["roles, no plans"].items():
+        assert bool(floors(spec)) == bool(errors(spec)) or name == "layers"  # which has each layer's own
+        assert not floors(drawn["plain"].get(name, {}))
+    own = [data for data in drawn["roles, no plans"]["layers"]["datasets"].values() if "p95" in data[0]]
+    assert own == [[{"layer": n, "p95": 0.02, "low": theme.LEAST_ERROR} for n in (0, 3)]]
+    assert "Noise floor: the outputs that the capture recorded differ" in composed["roles, no plans"][0].text[2]
+    assert "0.01 (median) and 0.02 (p95, relative L2)" in composed["roles, no plans"][0].text[2]
+    assert "so the model's own rounding is not known and no noise floor is drawn" in composed["plain"][0].text[2]
+
+
+def test_a_floor_too_small_to_see_is_said(tmp_path):
+    run = open_run(write_run(tmp_path / "run", policies=(H2O,), layers=(0,), floor=theme.LEAST_ERROR / 2))
+    part = trust.section(View.of(run))
+    assert "That is below every axis of output error." in part.text[2]
+
+
+# ---------------------------------------------------------------------------------------------- what does not fit
 @pytest.fixture
 def cap(monkeypatch):
     """Lowers the row cap, so that a small run is too large to draw."""
-
-    def lower(rows):
-        monkeypatch.setattr(theme, "ROW_CAP", rows)
-        monkeypatch.setattr(composing, "ROW_CAP", rows)
-
-    return lower
+    return lambda rows: monkeypatch.setattr(theme, "ROW_CAP", rows)
 
 
 def test_a_run_too_large_to_draw_is_aggregated_and_says_so(runs, cap):
-    cap(72)
-    parts = sections(open_run(runs["plain"]))
-    assert all(0 < rows(spec) <= 72 for spec in specifications(parts).values())
+    view = View.of(open_run(runs["plain"]))
+    cap(190)
+    for module in (heads, steps, one_head, loss, traffic, index):
+        assert all(0 < rows(spec) <= 190 for spec in specifications([module.section(view)]).values())
+    cap(54)
+    assert "Each point is 2 steps together" in captions(steps.section(view))["steps"]
     cap(40)
-    said = captions(sections(open_run(runs["plain"])))
-    assert "it has 5 of 6 policies; without random_read 8" in said["map"]
-    assert "Each point is 2 steps together" in said["steps"]
+    assert "it has 5 of 6 policies; without random_read 8" in captions(heads.section(view))["map"]
 
 
 def test_too_many_heads_are_taken_together_and_say_so(tmp_path, cap):
     path = write_run(tmp_path / "wide", policies=(FULL,))
     cap(7)
-    parts = sections(open_run(path))
-    assert "Query heads are taken 2 by 2" in captions(parts)["map"]
-    assert rows(specifications(parts)["map"]) == 4
+    part = heads.section(View.of(open_run(path)))
+    assert "Query heads are taken 2 by 2" in captions(part)["map"]
+    assert rows(specifications([part])["map"]) == 4
 
 
 def test_too_many_steps_are_sampled_and_say_so(tmp_path):
     path = write_run(tmp_path / "long", policies=(H2O,), layers=(0,), q_heads=1, kv_heads=1, steps=200)
-    assert "decode steps down (50 of 200)" in captions(sections(open_run(path)))["raster"]
+    assert "decode steps down (50 of 200)" in one_head.section(View.of(open_run(path))).blocks[0].how
+
+
+def test_too_many_layers_are_cut_and_say_so(tmp_path):
+    path = write_run(tmp_path / "deep", policies=(QUEST, KIVI), layers=range(50), q_heads=1, kv_heads=1, prompt=8, steps=2)
+    view = View.of(open_run(path))
+    data, said = view.few_layers(pl.DataFrame({"policy": ["p"] * 50, "layer": range(50)}))
+    assert (data.height, said) == (25, [f"Layers {', '.join(map(str, range(0, 50, 2)))}: 25 of 50."])
+    assert "25 of 50." in figures([index.section(view)])["promised"].caption
 
 
 def test_the_same_run_gives_the_same_charts(runs, drawn):
-    assert json.dumps(specifications(sections(open_run(runs["plain"])))) == json.dumps(drawn["plain"])
+    assert json.dumps(specifications(sections(open_run(runs["bare"])))) == json.dumps(drawn["bare"])

@@ -73,14 +73,14 @@ def promised_and_missed(bounds: pl.DataFrame, look: Sequence[Style]) -> alt.Laye
         "not ruled out by the bound": ("promised", "diamond", INK),
     }
     tall = rows.select("row", "policy", "layer", *(pl.col(n).alias(k) for k, (n, _, _) in kinds.items()))
-    tall = tall.unpivot(index=["row", "policy", "layer"], variable_name="what", value_name="mass").drop_nulls("mass")
-    x = alt.X("mass:Q", title="share of the held attention mass", scale=alt.Scale(domain=[0, 1]), axis=theme.percent_axis())
+    tall = tall.unpivot(index=["row", "policy", "layer"], variable_name="what", value_name="part").drop_nulls("part")
+    x = alt.X("part:Q", title="share of the held attention mass", scale=alt.Scale(domain=[0, 1]), axis=theme.percent_axis())
     y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(grid=True, labelLimit=320))
     base = alt.Chart(theme.prepare(tall))
     marks = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=x, y=y, shape=alt.Shape("what:N", **theme.few(list(kinds), [s for _, s, _ in kinds.values()])),
         color=alt.Color("what:N", **theme.few(list(kinds), [c[0] for _, _, c in kinds.values()])),
-        tooltip=[*tooltip((), layer="layer", what="what"), alt.Tooltip("mass:Q", format=".2%")],
+        tooltip=[*tooltip((), layer="layer", what="what"), alt.Tooltip("part:Q", format=".2%")],
     )  # fmt: skip
     return layered(
         marks,
