@@ -20,6 +20,9 @@ from kvsim.report.theme import Style, styles
 
 ROWS_DOWN = 40  # (policy, layer) pairs under one another
 LEGEND = "A click on the legend keeps one policy."
+STATISTICS = (
+    "The menu shows, instead of the mean over heads, the 5th percentile of heads (of what is lost the 95th), or the worst head."
+)
 
 
 @dataclass(frozen=True)

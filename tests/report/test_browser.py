@@ -59,9 +59,9 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(browser, hostile_page):
-    """The hostile page, every chart asked for."""
-    browser.get(f"file://{hostile_page}#all")
+def page(browser, request):
+    """The hostile page, every chart asked for; not made where there is no browser."""
+    browser.get(f"file://{request.getfixturevalue('hostile_page')}#all")
     until(browser, "kvsim.errors.length || Object.keys(kvsim.views).length === kvsim.names.length")
     return browser
 

@@ -13,9 +13,7 @@ from kvsim.report import facts, theme
 from kvsim.report.charts.asked import asked_against_used
 from kvsim.report.charts.budget import below_the_mean, memory_saved, pages_shared, quality_against
 from kvsim.report.html import Figure, Section
-from kvsim.report.view import LEGEND, View
-
-HEADS = "The menu takes, instead of the mean over heads, the 5th percentile of heads (of errors the 95th) or the worst head."
+from kvsim.report.view import LEGEND, STATISTICS, View
 
 
 def section(view: View) -> Section:
@@ -38,15 +36,15 @@ def _quality(view: View, curves: pl.DataFrame) -> list[Figure]:
         )
     how = (
         "Lines: a read policy at every budget that every step has, from one ranking per step. Points: each policy at the budget it ran with. "
-        f"Higher recall and lower error at the left are better. {HEADS}"
+        "Means over heads; higher recall and lower error at the left are better."
     )
     rows = (
         "Bytes: K and V rows of a KV head, those of all its query heads together, plus index, scales and scores as at the budget the policy "
-        f"ran with. Lines and points as above. {HEADS}"
+        "ran with. Lines and points as above, means over heads."
     )
     told = {
-        "tokens": ("What does reading more tokens buy?", how, [facts.FLOOR_OF_AXIS, *beside, facts.TELLING, LEGEND]),
-        "bytes": ("Who loses least for the same bytes?", rows, [*beside, facts.TELLING, LEGEND]),
+        "tokens": ("What does reading more tokens buy?", how, [facts.FLOOR_OF_AXIS, *beside, STATISTICS, facts.TELLING, LEGEND]),
+        "bytes": ("Who loses least for the same bytes?", rows, [*beside, STATISTICS, facts.TELLING, LEGEND]),
     }
     return [
         view.figure(
@@ -61,11 +59,20 @@ def _below(view: View, curves: pl.DataFrame) -> list[Figure]:
     if mine.is_empty():
         return []
     how = (
-        "One read policy, chosen from the menu, over all decode steps. Solid: the mean of heads; the shade reaches from it to the 5th "
+        "One read policy over all decode steps. Solid: the mean of heads; the shade reaches from it to the 5th "
         "percentile of heads. A wide shade or a low dotted line is a head that a mean hides."
     )
     chart = below_the_mean(mine, view.look, view.floor)
-    return [view.figure("below", "How far below the mean are the worst heads?", how, chart, mine, [facts.TELLING])]
+    return [
+        view.figure(
+            "below",
+            "How far below the mean are the worst heads?",
+            how,
+            chart,
+            mine,
+            ["The menu chooses the policy.", facts.TELLING],
+        )
+    ]
 
 
 def _memory(view: View) -> list[Figure]:
@@ -77,10 +84,14 @@ def _memory(view: View) -> list[Figure]:
     data = view.labelled(found).select("policy", "statistic", "resident_share", "rel_l2", "evidence_recall", "far_recall")
     how = (
         "Memory on the device after a step, rows, index and scales together, against full attention. Down and to the left is better for the "
-        f"error, up and to the left for recalls. A policy that only reads less saves none. {HEADS}"
+        "error, up and to the left for recalls. A policy that only reads less saves none. Means over heads."
     )
     chart = memory_saved(data, view.look, view.floor)
-    return [view.figure("memory", "What does the memory saved cost?", how, chart, data, [LEGEND], clickable=True)]
+    return [
+        view.figure(
+            "memory", "What does the memory saved cost?", how, chart, data, [STATISTICS, facts.TELLING, LEGEND], clickable=True
+        )
+    ]
 
 
 def _asked(view: View) -> list[Figure]:

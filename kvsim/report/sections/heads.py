@@ -16,7 +16,7 @@ from kvsim.report.charts.map import layer_head_map
 from kvsim.report.charts.overlap import pages_alike
 from kvsim.report.charts.profile import read_by_position
 from kvsim.report.html import Figure, Section
-from kvsim.report.view import LEGEND, View
+from kvsim.report.view import LEGEND, STATISTICS, View
 
 SERIES = 40_000  # values of the step series of the map
 TOP = 12  # heads that look at the evidence
@@ -35,13 +35,10 @@ def _layers(view: View) -> list[Figure]:
     found = by_statistic(spread(view.run.heads, "layer"), ("rel_l2", "missed_mass", "evidence_recall"))
     data = view.labelled(found).select("policy", "layer", "statistic", *MEASURES)
     known = floors(view.run.about).group_by("layer", maintain_order=True).agg(pl.col("p95").mean()).sort("layer")
-    how = (
-        "One line per policy, one point per layer. The menu takes, instead of the mean over a layer's heads, their 5th percentile (of losses "
-        "the 95th) or the worst head."
-    )
+    how = "One line per policy, one point per layer: means over its heads and all decode steps. Layers that lie apart are joined all the same."
     notes = ["Grey: the p95 of the model's own rounding in that layer."] if known.height else []
     chart = by_layer(data, known, view.look)
-    return [view.figure("layers", "Which layers lose?", how, chart, data, [*notes, LEGEND], clickable=True)]
+    return [view.figure("layers", "Which layers lose?", how, chart, data, [STATISTICS, *notes, LEGEND], clickable=True)]
 
 
 def _map(view: View) -> list[Figure]:
@@ -57,10 +54,13 @@ def _map(view: View) -> list[Figure]:
     series, steps, highest, together = _series(view, keep, head, many * len(fit))
     cells = cells.join(view.labelled(series), on=["policy", "layer", "q_head"], how="left", maintain_order="left")
     how = (
-        "Colour: output error of each query head under one policy, which the menu chooses. Click a head, or choose it from the menus, to see "
-        "it under every policy beside the map and at every decode step below."
+        "Colour: output error of each query head under one policy. The framed head is shown under every policy beside the map, and at every "
+        "decode step below it."
     )
-    notes = ["Missed mass: dense attention mass on tokens that were evicted or not read."]
+    notes = [
+        "Menus choose the policy of the map and the head; a click on the map does too.",
+        "Missed mass: dense attention mass on tokens that were evicted or not read.",
+    ]
     if together > 1:
         notes.append(f"Each point below is {together} steps together.")
     if group > 1:

@@ -11,12 +11,9 @@ from kvsim.report import facts
 from kvsim.report.charts.steps import evidence_by_step, measures_by_step
 from kvsim.report.charts.tiers import changes_over_time, held_over_time
 from kvsim.report.html import Figure, Section
-from kvsim.report.view import LEGEND, View
+from kvsim.report.view import LEGEND, STATISTICS, View
 
 DRIFT = ("rel_l2", "mass_evicted", "mass_unread", "far_recall")
-HEADS = (
-    "The menu takes, instead of the mean over heads, the 5th percentile of heads (of what is lost the 95th) or the worst head."
-)
 
 
 def section(view: View) -> Section:
@@ -39,10 +36,10 @@ def _evidence(view: View) -> list[Figure]:
     mass = quality(view.run.heads, step).group_by("step").agg(pl.col("evidence_dense").mean()).sort("step")
     how = (
         "Ratios of sums over layers and heads at each step; a gap where less than 0.001 of dense mass lies on evidence. Where full attention "
-        f"itself hardly looks at the evidence (lowest panel), a miss matters little. {HEADS}"
+        "itself hardly looks at the evidence (lowest panel), a miss matters little."
     )
     chart = evidence_by_step(data.drop("evidence_dense"), mass, view.bands, view.look, view.floor)
-    notes = [facts.TELLING, *_taken(together), LEGEND]
+    notes = [STATISTICS, facts.TELLING, *_taken(together), LEGEND]
     return [view.figure("steps", "Is the evidence there when the answer needs it?", how, chart, data, notes, clickable=True)]
 
 
@@ -54,10 +51,10 @@ def _drift(view: View) -> list[Figure]:
     shown = [m for m in DRIFT if data[m].is_not_null().any() and (m == "rel_l2" or data[m].max() != 0)]
     how = (
         "Means over layers and heads at each step. Mass on evicted tokens that rises means the model looks back at what is gone; mass on unread "
-        "tokens means that the pages chosen fit the query less and less. " + HEADS
+        "tokens means that the pages chosen fit the query less and less."
     )
     chart = measures_by_step(data, shown, view.bands, view.look, view.floor)
-    notes = [facts.TELLING, *_taken(together), LEGEND]
+    notes = [STATISTICS, facts.TELLING, *_taken(together), LEGEND]
     return [view.figure("drift", "Does the loss grow along the answer?", how, chart, data, notes, clickable=True)]
 
 
@@ -70,10 +67,10 @@ def _churn(view: View) -> list[Figure]:
         return []
     how = (
         "1 − the tokens read at this step and the one before, over those read at either. 0 %: the same tokens again, which a cache or a "
-        f"prefetch could serve; 100 %: all new. {HEADS}"
+        "prefetch could serve; 100 %: all new."
     )
     chart = measures_by_step(data, ["read_churn"], view.bands, view.look)
-    notes = [*view.without(data, "no two neighbouring steps of it were written"), *_taken(together), LEGEND]
+    notes = [STATISTICS, *view.without(data, "no two neighbouring steps of it were written"), *_taken(together), LEGEND]
     return [view.figure("churn", "How much of what is read changes from step to step?", how, chart, data, notes, clickable=True)]
 
 

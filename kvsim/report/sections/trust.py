@@ -10,7 +10,7 @@ from kvsim.metrics.spread import by_statistic, spread
 from kvsim.report import facts, theme
 from kvsim.report.charts.roles import by_context, by_role
 from kvsim.report.html import Figure, Section, Table
-from kvsim.report.view import View
+from kvsim.report.view import STATISTICS, View
 
 MEASURES = ("rel_l2", "evidence_recall", "far_recall")
 
@@ -32,12 +32,9 @@ def _by_role(view: View) -> list[Figure]:
     if len(roles) < 2:
         return []
     data = found.with_columns(facts.role_words()).select("policy", "role", "statistic", *MEASURES)
-    how = (
-        "One mark per policy and role of the query's token. Left is better for the error, right for the recalls. The menu takes, instead of "
-        "the mean over heads, the 5th percentile of heads (of errors the 95th) or the worst head."
-    )
+    how = "One mark per policy and role of the query's token, means over heads. Left is better for the error, right for the recalls."
     chart = by_role(data, roles, view.look, view.floor)
-    return [view.figure("roles", "Is the loss on the question or on the answer?", how, chart, data, [facts.TELLING])]
+    return [view.figure("roles", "Is the loss on the question or on the answer?", how, chart, data, [STATISTICS, facts.TELLING])]
 
 
 def _by_context(view: View) -> list[Figure]:
