@@ -113,7 +113,7 @@ def test_the_certificate_matches_the_column_behind_a_store():
 REFUSED = {
     f"{KIVI} >> quest(read=exact(r=1))": 'expected keys="recon" or "expanded", because exact() proves by bounds of the keys that are read',
     "qevict() >> quest(read=mass(eps=0.1))": 'expected keys="recon" or "expanded", because mass() proves',
-    'qevict() >> quest(read=pages(2), index=boxes(keys="expanded"))': 'expected keys="recon": how far decoding moves a rotated key',
+    'qevict() >> quest(read=pages(2), index=boxes(keys="expanded"))': 'expected keys="recon": how far these codes can move a key',
 }
 
 

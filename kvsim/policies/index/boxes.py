@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ class boxes(metaclass=Checked):
     dtype is unbounded, so its page is always a candidate. rounding "nearest" is not a bound. keys: what the boxes enclose, the keys as
     captured, as a store decodes them ("recon"), or as captured and widened by how far decoding can move them ("expanded").
     rotate: the basis in which they are axis-parallel."""
+
+    act: ClassVar[str] = "bounds q·k by the smallest and largest key of a page per channel"
+    paper: ClassVar[str] = "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, arXiv 2406.10774"
 
     n: int = 1
     by: Literal["order", "cluster"] = "order"

@@ -18,7 +18,12 @@ from kvsim.policies.protocol import Floats, Mask
 @dataclass(frozen=True, kw_only=True)
 class digest(metaclass=Checked):
     """The middle of the page's box plus and minus the mean distance of its keys from there, per channel, rounded to the nearest number of
-    the dtype (ArkVale: Chen et al., NeurIPS 2024). keys "recon": over the keys as a store decodes them."""
+    the dtype. keys "recon": over the keys as a store decodes them."""
+
+    act: ClassVar[str] = "estimates q·k by a box as wide as keys stray on average; no bound"
+    paper: ClassVar[str] = (
+        "Chen et al., ArkVale: Efficient Generative LLM Inference with Recallable Key-Value Eviction, NeurIPS 2024"
+    )
 
     dtype: Literal["kv", "float32", "float16", "bfloat16", "fp8"] = "kv"
     keys: Literal["exact", "recon"] = "exact"

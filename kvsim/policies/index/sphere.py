@@ -19,6 +19,8 @@ class sphere(metaclass=Checked):
     """The centre is that of the page's box, rounded towards zero to a number of the dtype; the radius is measured from there and rounded
     up, so the score is a bound in every dtype. keys "recon": around the keys as a store decodes them."""
 
+    act: ClassVar[str] = "bounds q·k by a centre and a radius"
+
     dtype: Literal["kv", "float32", "float16", "bfloat16", "fp8"] = "kv"
     keys: Literal["exact", "recon"] = "exact"
 

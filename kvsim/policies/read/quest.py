@@ -54,6 +54,7 @@ class quest(Read):
         expect(self, "heads", whole, "each, share, max, mean or softmax_mean with shards=")
 
     def beside(self, chain: Chain) -> None:
+        """Behind a store that codes keys a proof needs bounds of the keys as stored, and widening needs to know how far those may lie."""
         codecs = next((c for p in chain.parts if (c := getattr(p, "codecs", None)) is not None), None)
         if codecs is None or codecs.k is None:
             return
@@ -62,7 +63,12 @@ class quest(Read):
             proof = f'keys="recon" or "expanded", because {type(self.read).__name__}() proves by bounds of the keys that are read'
             expect(self, "index", keys != "exact", f"{proof}, and they are coded")
         known = hasattr(codecs.k, "error") and codecs.keys == "post"
-        expect(self, "index", keys != "expanded" or known, 'keys="recon": how far decoding moves a rotated key is not known here')
+        expect(
+            self,
+            "index",
+            keys != "expanded" or known,
+            'keys="recon": how far these codes can move a key as attention sees it is not known',
+        )
 
     def score(self, view: View) -> Floats:
         scores: Floats = self.index.score(view.q, view.summary)
