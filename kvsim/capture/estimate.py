@@ -19,6 +19,7 @@ from kvsim.trace.write import ROWS
 # Bytes of Parquet beside the rows, measured: of a file, of a column in its schema, of a row group's part of a column.
 FILE, COLUMN, SMALL_CHUNK, VECTOR_CHUNK = 237, 83, 122, 60
 TABLES = 11_500  # the tables requests and layers, an empty manifest
+LAYER = 300  # of a layer in its table
 LISTED = 335  # of a segment in the journal and in the manifest
 SMALL = 4  # of a number of a small column, whatever its type
 
@@ -46,13 +47,19 @@ def plan(
     chunk: int | None = None,
 ) -> Plan:
     """For a prompt of `prompt` tokens and `steps` decode steps; `captured` among `layers` of the model."""
+    sizes = trace_bytes(captured, prompt, steps, keep, chunk)
+    sizes["other"] += 2 * len(str(model.config.to_dict())) + LAYER * len(layers)
+    return Plan(sizes, _memory(model, layers, captured, prompt, steps, backend, chunk))
+
+
+def trace_bytes(captured: Sequence[Layer], prompt: int, steps: int, keep: Keep, chunk: int | None = None) -> dict[str, int]:
+    """Bytes on disk, uncompressed, by table, without what is told of the model."""
     sizes = dict.fromkeys(("kv", "q", "prefill", "values"), 0)
     files = [f for layer in captured for f in _files(layer, prompt, steps, keep, chunk or prompt)]
     for f in files:
         sizes[f.table] += FILE + COLUMN * (f.small + len(f.vectors)) + f.rows * (SMALL * f.small + sum(f.vectors))
         sizes[f.table] += f.groups * (SMALL_CHUNK * f.small + VECTOR_CHUNK * len(f.vectors))
-    other = TABLES + 5 * (prompt + steps) + 2 * len(str(model.config.to_dict())) + 300 * len(layers) + LISTED * len(files)
-    return Plan(sizes | {"other": other}, _memory(model, layers, captured, prompt, steps, backend, chunk))
+    return sizes | {"other": TABLES + 5 * (prompt + steps) + LISTED * len(files)}
 
 
 def check_room(path: Path, plan: Plan) -> None:

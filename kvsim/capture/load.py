@@ -50,10 +50,16 @@ def load(name: str, dtype: str | None = None, device: str = "cpu", attention: st
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:
         raise WrongUse(f"{name}: cannot be loaded: {str(e).strip().splitlines()[0]}; {EXPECTED}") from e
     model = model.to(device).eval()
-    shown = name if file is None or name.startswith(PACKAGE) else file.name
-    shown = shown if not Path(shown).is_dir() else Path(shown).resolve().name
+    told = _told(name, file)
     weights = None if file is None else f"GGUF {_formats(file)}, dequantised to {str(model.dtype).removeprefix('torch.')}"
-    return Loaded(model, tokenizer, source_of(model, shown, weights, shown))
+    return Loaded(model, tokenizer, source_of(model, told, weights, told))
+
+
+def _told(name: str, file: Path | None) -> str:
+    """The name of a model without the path to it."""
+    if name.startswith(PACKAGE) and file is not None:
+        return f"{file.stem} ({name} {importlib.metadata.version(name.removeprefix(PACKAGE))})"
+    return file.stem if file is not None else Path(name).resolve().name if Path(name).is_dir() else name
 
 
 def _gguf(name: str) -> Path | None:
@@ -84,7 +90,10 @@ def _packaged(package: str) -> Path:
     for module in sorted({f.parts[0] for f in files if f.name == "__init__.py" and len(f.parts) == 2}):
         assemble = getattr(importlib.import_module(module), "assemble", None)
         if assemble is not None:
-            return Path(assemble())
+            try:
+                return Path(assemble())
+            except (OSError, ImportError) as e:
+                raise WrongUse(f"pkg:{package}: its parts cannot be joined ({e}); install them all") from None
     raise WrongUse(f"pkg:{package}: no .gguf file in this package")
 
 

@@ -226,7 +226,7 @@ def test_a_gguf_file(capsys, tmp_path):
     assert code == 0, err
     assert "verified: 2 layers" in said
     source = json.loads((tmp_path / "t/manifest.json").read_text())["source"]
-    assert (source["model"], source["weight_format"]) == ("tiny-F16.gguf", "GGUF F16, dequantised to float16")
+    assert (source["model"], source["weight_format"]) == ("tiny-F16", "GGUF F16, dequantised to float16")
 
 
 def test_a_loaded_model_is_ready(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 
 import kvsim
 from kvsim.capture.check import summary, verify
+from kvsim.capture.hooks import Call
+from kvsim.capture.layers import turns
 from kvsim.capture.prompt import CONTEXT, FORCED, FREE, QUESTION, Prompt
+from kvsim.capture.rotary import Turned
 from kvsim.capture.run import capture, recording
 from kvsim.geometry import Span
 from kvsim.trace.bits import widen
@@ -108,6 +112,36 @@ def test_hooks_are_gone_afterwards_even_after_an_error(tmp_path):
     with pytest.raises(KeyError, match="mine"):
         fails()
     assert touched(model) == before
+
+
+def test_an_override_of_your_own_stays(tmp_path):
+    import sys
+
+    model = tiny.model("llama")
+    file = sys.modules[type(model).__module__]
+    eager, calls = file.eager_attention_forward, []
+
+    def mine(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return eager(*args, **options)
+
+    file.ALL_ATTENTION_FUNCTIONS["eager"] = mine
+    try:
+        capture(model, tiny.tokens(8), tmp_path / "t", steps=2)
+        assert calls
+        assert file.ALL_ATTENTION_FUNCTIONS["eager"] is mine
+    finally:
+        del file.ALL_ATTENTION_FUNCTIONS["eager"]
+
+
+def test_keys_that_change_after_rope_have_none_before_it():
+    x = torch.randn(1, 2, 5, 8)
+    turned = Turned(x, 2 * x, x, x)
+    call = partial(Call, torch.nn.Identity(), 0, x, v=x, out=x, mask=None, options={}, turned=turned)
+    assert turns(call(k=2 * x))
+    assert turns(call(k=torch.cat([x, 2 * x], dim=2)))  # after older ones
+    assert not turns(call(k=2 * x + 1))
+    assert not turns(call(k=torch.cat([2 * x, 2 * x], dim=3)))
 
 
 def test_another_model_of_the_same_class_is_not_recorded(tmp_path):

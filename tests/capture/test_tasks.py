@@ -109,10 +109,14 @@ def test_a_model_without_a_begin_token_gets_none():
 
 
 def test_a_span_holds_every_token_that_overlaps_it():
-    whole = "the interpreter interprets"
-    cut = whole.index("terp")  # inside a token, in all likelihood
-    p = render(tokenizer(), [Piece(whole[:cut]), Piece(whole[cut : cut + 4], evidence="x"), Piece(whole[cut + 4 :])])
-    assert "terp" in said(p, p.spans[0].start, p.spans[0].stop)
+    whole = "the values of the interpreter"
+    offsets = tokenizer()(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    start, stop = next((a, b) for a, b in offsets if b - a >= 4)
+    cut = slice(start + 1, stop - 1)  # strictly inside a token
+    p = render(tokenizer(), [Piece(whole[: cut.start]), Piece(whole[cut], evidence="x"), Piece(whole[cut.stop :])])
+    [span] = p.spans
+    assert (span.start, span.stop) == (1 + offsets.index((start, stop)), 2 + offsets.index((start, stop)))
+    assert whole[cut] in said(p, span.start, span.stop)
     assert said(p, 1, len(p.tokens)) == whole
     assert len(p.roles) == len(p.tokens)
 
