@@ -12,8 +12,9 @@ class everything(Part):
     act = "reads every token held"
     kind = "read"
 
-    page: int | None = field(default=None, repr=False)  # the page size to report in, where dense_layers= put it in a read's place,
-    tile: int | None = field(default=None, repr=False)  # and the rows that memory holds at once
+    # The page size to report in, and the rows that memory holds at once, where dense_layers= put it in a read's place.
+    page: int | None = field(default=None, repr=False)
+    tile: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         expect(self, "page", self.page is None or self.page >= 1, "a page size of 1 token or more")
