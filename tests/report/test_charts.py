@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -163,6 +165,17 @@ def test_every_colour_has_a_dark_one(drawn):
 
 
 # ---------------------------------------------------------------------------------------------- what is said
+def test_the_docs_have_an_entry_for_every_figure_and_for_no_other(composed):
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text().split("## Figures")[1]
+    entries = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    source = "".join(p.read_text() for p in (Path(sections.__code__.co_filename).parent / "sections").glob("*.py"))
+    named = set(re.findall(r'view\.figure\(\s*"([a-z-]+)"', source)) | {"quality-tokens", "quality-bytes"}
+    assert entries == named
+    assert {n for parts in composed.values() for n in figures(parts)} <= entries
+    for part in composed["plain"]:
+        assert f"### {part.title}" in text
+
+
 def captions(section):
     return {b.name: b.caption for b in section.blocks if isinstance(b, Figure)}
 
