@@ -46,7 +46,7 @@ STATES = {"read, full precision": READ, "read, coded": CODED, "kept, not read": 
 FATES = {  # of metrics.quality
     "read, full precision": READ,
     "read, coded": CODED,
-    "read from the host": ("#CC79A7", "#DD99BB"),
+    "read from the host": ("#8822CD", "#B98CFE"),
     "kept, not read": UNREAD,
     "gone for good": ("#33383E", "#F4F6F8"),
     "learned sink": ("#E3E6EB", "#2A313A"),

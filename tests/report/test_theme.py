@@ -10,6 +10,11 @@ import polars as pl
 import pytest
 
 from kvsim.errors import WrongUse
+from kvsim.metrics.loss import LOSSES
+from kvsim.metrics.quality import FATES
+from kvsim.metrics.raster import STATES
+from kvsim.metrics.tokens import CHANGES, TIERS
+from kvsim.metrics.traffic import KEPT_CLASSES, STEP_CLASSES
 from kvsim.report import theme
 from tests.report.runs import FULL, H2O, QUEST
 
@@ -41,20 +46,42 @@ def test_families_can_be_told_apart_by_every_eye(dark, least):
             assert math.dist(lab(a, vision), lab(b, vision)) >= least, (a, b)
 
 
+TOGETHER = {  # colours that stand in one chart
+    "states": [pair for name, pair in theme.FATES.items() if name != "learned sink"],
+    "tiers": list(theme.TIERS.values()),
+    "blame": list(theme.LOST.values()),
+    "bytes of a step": [theme.BYTES[n] for n in STEP_CLASSES],
+    "bytes that stay": [theme.BYTES[n] for n in KEPT_CLASSES],
+    "an ordered few": [*theme.STEPS, theme.INK],
+}
+
+
 @pytest.mark.parametrize("dark", [0, 1])
-def test_the_states_of_a_token_can_be_told_apart_by_every_eye(dark):
-    told = [theme.FATES[n][dark] for n in ("read, full precision", "read, coded", "kept, not read", "gone for good")]
+@pytest.mark.parametrize("name", TOGETHER)
+def test_colours_of_one_chart_can_be_told_apart_by_every_eye(name, dark):
     for vision in VISION.values():
-        for a, b in combinations(told, 2):
+        for a, b in combinations([pair[dark] for pair in TOGETHER[name]], 2):
             assert math.dist(lab(a, vision), lab(b, vision)) >= 20, (a, b)
+
+
+def test_every_class_has_a_colour():
+    assert theme.FATES.keys() == set(FATES)
+    assert theme.TIERS.keys() == set(TIERS)
+    assert theme.LOST.keys() == set(LOSSES.values())
+    assert theme.BYTES.keys() == {*STEP_CLASSES, *KEPT_CLASSES}
+    assert len(theme.STEPS) >= len(CHANGES)
+    assert theme.STATES.keys() == set(STATES.values())
 
 
 def test_dark_colours_are_found_from_light_ones():
     pairs = [(a, b) for a, b, _, _ in theme.FAMILIES.values()] + [
         *theme.SPARE,
         *theme.FATES.values(),
-        theme.EVIDENCE,
-        theme.PICKED,
+        *theme.TIERS.values(),
+        *theme.LOST.values(),
+        *theme.BYTES.values(),
+        *theme.STEPS,
+        *(theme.EVIDENCE, theme.PICKED, theme.TICK, theme.NOISE, theme.INK),
     ]
     assert all(theme.SWAP[light] == dark for light, dark in pairs)  # no light colour with two dark ones
 
@@ -101,6 +128,18 @@ def test_prepare_makes_numbers_that_json_can_hold():
 def test_prepare_refuses_what_a_chart_cannot_hold(frame, said):
     with pytest.raises(WrongUse, match=said):
         theme.prepare(frame)
+
+
+def test_the_axis_of_errors_starts_where_rounding_is_seen():
+    assert theme.error_scale(pl.Series([0.5])).domain == [theme.LEAST_ERROR, 1]  # the next decade is near
+    assert theme.error_scale(pl.Series([2.0])).domain == [theme.LEAST_ERROR, 2.4]
+    assert theme.error_axis(pl.Series([2.0])).values == [0.0001, 0.001, 0.01, 0.1, 1]
+    assert theme.error_scale(pl.Series([], dtype=pl.Float64)).domain[1] > 1
+
+
+def test_evenly():
+    assert theme.evenly(100) == [0, 16, 32, 48, 64, 80, 96]
+    assert theme.evenly(1) == [0, 1]
 
 
 def test_doublings():
