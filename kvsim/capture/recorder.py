@@ -36,17 +36,21 @@ ALL = Keep()  # every need that a policy can ask for
 
 
 class Recorder:
-    """Sees the calls of a model's attention and puts rows of `layers`; `seen` counts the tokens that went through."""
+    """Sees the calls of a model's attention and puts rows of `layers`."""
 
     def __init__(
         self, layers: Sequence[Layer], projections: Mapping[int, torch.Tensor], backend: str, prompt: int, keep: Keep, put: Put
     ) -> None:
-        self.prompt, self.seen = prompt, 0
+        self.prompt = prompt
         self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put) for x in layers}
+
+    @property
+    def seen(self) -> int:
+        """How many tokens went through."""
+        return max(lane.seen for lane in self._lanes.values())
 
     def before(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """At each forward of the model. Raises WrongUse."""
-        self.seen = max(lane.seen for lane in self._lanes.values())
         refuse.forward(args, options, self.seen, self.prompt)
 
     def see(self, call: Call) -> None:
@@ -54,7 +58,6 @@ class Recorder:
         lane = self._lanes.get(call.layer)
         if lane is not None:
             lane.take(call)
-            self.seen = max(self.seen, lane.seen)
 
     def flush(self) -> None:
         """Hands over what still waits for its segment to fill."""
@@ -86,7 +89,7 @@ class _Lane:
         self.seen += new
         if start >= self.prompt:
             self.waiting.append(tuple(x[:, 0].clone() for x in (q, out, *rows)))
-            if len(self.waiting) >= self._steps():
+            if len(self.waiting) >= segment_steps(self.layer):
                 self.flush()
             return
         self._put_kv(start, *rows)
@@ -123,10 +126,6 @@ class _Lane:
             queries = queries_of(self.prompt, self.layer, q.device)
             self.put("prefill", REQUEST, self.layer.id, raw(self.mass.float()), raw(queries))
             self.mass = None
-
-    def _steps(self) -> int:
-        """Decode steps of a segment."""
-        return segment_steps(self.layer)
 
 
 def segment_steps(layer: Layer) -> int:
