@@ -64,7 +64,7 @@ def asked_and_got(ledger: pl.LazyFrame, heads: pl.LazyFrame, events: pl.LazyFram
     each = heads.filter(~pl.col("dense")).group_by("policy").agg(pl.col("read_tokens").cast(pl.Float64).mean().alias("got"))
     at = ["policy", "request", "layer", "kv_head", "step"]
     held = (
-        events.filter(pl.col("asked").is_not_null(), pl.col("step") >= 0)
+        events.filter(pl.col("asked").is_not_null())
         .join(ledger, on=at, how="inner")
         .group_by("policy")
         .agg(pl.col(n).cast(pl.Float64).mean().alias(name) for n, name in (("hold_tokens", "asked"), ("held_tokens", "got")))

@@ -51,8 +51,8 @@ def test_means_and_ratios_of_sums(run):
 def test_tails_over_heads_and_over_steps(run):
     curves = run.tables["curves"].with_columns(
         mass_recall_mean=pl.col("mass_recall_mean") - pl.col("q_head") / 100,
-        mass_recall_p5=pl.col("mass_recall_mean") / 2,
-        mass_recall_min=pl.col("mass_recall_mean") / 4,
+        mass_recall_p5=pl.col("mass_recall_mean") / 2 - pl.col("q_head") / 100,
+        mass_recall_min=pl.col("mass_recall_mean") / 4 - pl.col("q_head") / 100,
         rel_l2_mean=pl.col("rel_l2_mean") + pl.col("q_head") / 10,
     )
     heads = run.heads.with_columns(evidence_dense=pl.when(pl.col("q_head") == 0).then(TELLING / 2).otherwise(0.2))
