@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import transformers
 
 from kvsim.capture import tasks
 from kvsim.capture.check import summary, verify
@@ -58,8 +55,6 @@ def command(asked: Asked) -> Iterator[str]:
     """Lines to print, while it goes on. Raises WrongUse; KvsimError when writing fails or the capture is not what the model did."""
     _check(asked)
     text = tasks.read_text(asked.prompt or asked.text)
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
     loaded = load(asked.model, asked.dtype, asked.device, asked.attention)
     prompt = prompt_for(asked, text, loaded.tokenizer)
     keep = Keep(asked.window_rows, asked.prefill_mass, asked.k_pre, asked.wo_norm)

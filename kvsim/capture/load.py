@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ def load(name: str, dtype: str | None = None, device: str = "cpu", attention: st
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise WrongUse(f"device {device!r}: torch finds no GPU here; take --device cpu")
     file = _gguf(name)
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     if file is None:
         where, given, number = name, {}, DTYPES.get(dtype or "", "auto")

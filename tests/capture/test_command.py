@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from kvsim.trace.open import open_trace
 from tests.capture import tiny
 from tests.capture.words import SIZE, tokenizer
 
+ROOT = Path(__file__).parents[2]
 MODEL: dict[str, Any] = {"vocab_size": SIZE, "max_position_embeddings": 1024}
 
 
@@ -227,6 +230,13 @@ def test_a_gguf_file(capsys, tmp_path):
     assert "verified: 2 layers" in said
     source = json.loads((tmp_path / "t/manifest.json").read_text())["source"]
     assert (source["model"], source["weight_format"]) == ("tiny-F16", "GGUF F16, dequantised to float16")
+
+
+def test_without_torch_it_says_what_to_install(tmp_path):
+    code = "import sys; sys.modules['torch'] = None; from kvsim import cli; sys.exit(cli.main(sys.argv[1:]))"
+    words = ["capture", "x", "-o", str(tmp_path / "t"), "--task", "needle"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (2, "kvsim: capture needs torch: pip install 'kvsim[capture]'\n")
 
 
 def test_a_loaded_model_is_ready(folder):
