@@ -18,6 +18,7 @@ from kvsim.report import facts, theme
 from kvsim.report.html import Figure
 from kvsim.report.theme import Style, styles
 
+ASKED, BASELINES = 30, 10  # policies that a page tells apart
 ROWS_DOWN = 40  # (policy, layer) pairs under one another
 LEGEND = "A click on the legend keeps one policy."
 STATISTICS = (
@@ -36,9 +37,15 @@ class View:
 
     @classmethod
     def of(cls, run: RunTables, name: str = "") -> View:
-        """Policies in the order they were asked for, baselines last."""
-        look = styles(p.id for p in sorted(run.policies, key=lambda p: p.role == "baseline") if p.rows)
-        return cls(run, look, floor(run.about), name)
+        """Policies in the order they were asked for, baselines last; of a longer list the first of both."""
+        sides = [[p.id for p in run.policies if p.rows and (p.role == "baseline") == b] for b in (False, True)]
+        return cls(run, styles([*sides[0][:ASKED], *sides[1][:BASELINES]]), floor(run.about), name)
+
+    @property
+    def shown(self) -> list[str]:
+        """A sentence, when the run has more policies than a page can tell apart."""
+        many = sum(p.rows for p in self.run.policies)
+        return [f"The page shows {len(self.look)} of {many} policies, the first of them."] if len(self.look) < many else []
 
     def labelled(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The frame with labels for policies, marks of the first policy last."""
@@ -67,10 +74,11 @@ class View:
         missing = [s.label for s in self.look if s.label not in there]
         return [f"Not drawn, because {why}: {', '.join(missing)}."] if missing else []
 
-    def few_layers(self, found: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-        """A frame with a row per policy and layer, cut to evenly spread layers that fit down a chart; and a sentence that says so."""
+    def few_layers(self, found: pl.DataFrame, rows: int = ROWS_DOWN) -> tuple[pl.DataFrame, list[str]]:
+        """A frame with a row per policy and layer, cut to evenly spread layers so that it has at most about `rows`; and a sentence that
+        says so."""
         layers = found["layer"].unique().sort().to_list()
-        some = layers[:: -(-len(layers) * found["policy"].n_unique() // ROWS_DOWN)]
+        some = layers[:: -(-len(layers) * found["policy"].n_unique() // rows)]
         cut = len(some) < len(layers)
         return found.filter(pl.col("layer").is_in(some)), [
             f"Layers {facts.spans(some)}: {len(some)} of {len(layers)}."

@@ -253,5 +253,14 @@ def test_too_many_layers_are_cut_and_say_so(tmp_path):
     assert "25 of 50." in figures([index.section(view)])["promised"].caption
 
 
+def test_more_policies_than_a_page_can_tell_apart_are_cut_and_said(tmp_path):
+    quests = [QUEST.replace("tokens(8)", f"tokens({n})") for n in range(4, 40)]
+    run = open_run(write_run(tmp_path / "sweep", policies=[FULL, *quests], layers=(0,), q_heads=1, kv_heads=1, prompt=8, steps=2))
+    view = View.of(run)
+    assert [s.label for s in view.look] == [*(f"quest {n}" for n in range(4, 34)), "full"]
+    assert "The page shows 31 of 37 policies, the first of them." in trust.section(view).text
+    assert all(len(f.spec["description"]) for f in figures([heads.section(view)]).values())
+
+
 def test_the_same_run_gives_the_same_charts(runs, drawn):
     assert json.dumps(specifications(sections(open_run(runs["bare"])))) == json.dumps(drawn["bare"])

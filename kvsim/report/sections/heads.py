@@ -8,7 +8,7 @@ from kvsim.metrics.floor import floors
 from kvsim.metrics.overlap import DISTANCES
 from kvsim.metrics.profile import profile
 from kvsim.metrics.quality import quality
-from kvsim.metrics.spread import by_statistic, spread
+from kvsim.metrics.spread import SUFFIX, by_statistic, spread
 from kvsim.report import theme
 from kvsim.report.charts.heads import evidence_heads, miss_against_error
 from kvsim.report.charts.layers import MEASURES, by_layer
@@ -32,11 +32,11 @@ def section(view: View) -> Section:
 
 
 def _layers(view: View) -> list[Figure]:
-    found = by_statistic(spread(view.run.heads, "layer"), ("rel_l2", "missed_mass", "evidence_recall"))
-    data = view.labelled(found).select("policy", "layer", "statistic", *MEASURES)
+    found, few = view.few_layers(view.labelled(spread(view.run.heads, "layer")), theme.ROW_CAP // len(SUFFIX))
+    data = by_statistic(found, ("rel_l2", "missed_mass", "evidence_recall")).select("policy", "layer", "statistic", *MEASURES)
     known = floors(view.run.about).group_by("layer", maintain_order=True).agg(pl.col("p95").mean()).sort("layer")
     how = "One line per policy, one point per layer: means over its heads and all decode steps. Layers that lie apart are joined all the same."
-    notes = ["Grey: the p95 of the model's own rounding in that layer."] if known.height else []
+    notes = [*few, *(["Grey: the p95 of the model's own rounding in that layer."] if known.height else [])]
     chart = by_layer(data, known, view.look)
     return [view.figure("layers", "Which layers lose?", how, chart, data, [STATISTICS, *notes, LEGEND], clickable=True)]
 

@@ -16,7 +16,7 @@ MEASURES = ("rel_l2", "evidence_recall", "far_recall")
 
 
 def section(view: View) -> Section:
-    text = (facts.OPEN_LOOP, facts.RECALL, facts.rounding(view.floor))
+    text = (facts.OPEN_LOOP, facts.RECALL, facts.rounding(view.floor), *view.shown)
     split = facts.role_table(view.run, view.look)
     tables: list[Table | Figure] = [
         facts.policy_table(view.run, view.look),
