@@ -17,7 +17,6 @@ from kvsim.capture.run import STEPS, capture, planned
 from kvsim.errors import KvsimError, WrongUse
 
 TASKS = ("needle", "reversal", "plain")
-MODES = ("greedy", "teacher_forced", "question_fed")
 
 
 @dataclass(frozen=True)
