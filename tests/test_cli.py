@@ -114,7 +114,9 @@ def test_what_is_no_run_is_not_reported(kvsim_):
 
 # ------------------------------------------------------------------------------------------------ demo
 def test_demo_writes_a_page_and_nothing_else(kvsim_, trace):
-    assert kvsim_("demo", trace.path) == (0, "demo.html\n", "")
+    code, out, said = kvsim_("demo", trace.path)
+    assert (code, out) == (0, "demo.html\n")
+    assert [line.split()[:5] for line in said.splitlines()] == [["kvsim:", "left", "out:", "snapkv", "needs"]]  # a window of 16 rows
     assert [p.name for p in Path.cwd().iterdir()] == ["demo.html"]
     page = Path("demo.html").read_text()
     assert not [
@@ -126,7 +128,7 @@ def test_demo_says_which_policies_a_trace_cannot_have(tmp_path):
     bare = synthesize(tmp_path / "bare", prompt=40, window_rows=0, without=("prefill_mass",))
     can, cannot = suppliable(bare)
     assert len(can) + len(cannot) == len(POLICIES)
-    assert sorted(line.split()[0] for line in cannot) == ["h2o", "h2o", "tova"]
+    assert sorted(line.split()[0] for line in cannot) == ["h2o", "h2o", "qevict", "snapkv", "tova"]
 
 
 def test_the_bundled_trace_has_all_that_the_demo_needs(monkeypatch, tmp_path):

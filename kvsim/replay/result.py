@@ -78,6 +78,10 @@ class Run:
     def explain(self) -> pl.DataFrame:
         return self.scan("explain").collect()
 
+    @property
+    def evidence(self) -> pl.DataFrame:
+        return self.scan("evidence").collect()
+
     def __repr__(self) -> str:
         n, trace = len(self.info["policies"]), self.info["trace"]["id"]
         return f"Run({str(self.path)!r}: {n} {'policy' if n == 1 else 'policies'} on trace {trace})"
