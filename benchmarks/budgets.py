@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+
+import kvsim.engine.curves
 from benchmarks.h2o import source_of
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, race, ratio, show
-
-import kvsim.engine.curves
 from kvsim.engine.attend import Dense, Held, HeldTruth, steps_per_block
 from kvsim.engine.curves import Curves
 from kvsim.engine.reads import Reader, ranking_of

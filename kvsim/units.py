@@ -10,7 +10,9 @@ from kvsim.errors import WrongUse
 
 def _positive(unit: str, x: object, whole: bool) -> None:
     if isinstance(x, bool) or not isinstance(x, int if whole else (int, float)) or not 0 < x < 2**53:
-        raise WrongUse(f"{unit}({x!r}): expected a {'whole number' if whole else 'number'} above 0, for example {unit}({16 if whole else 0.5})")
+        raise WrongUse(
+            f"{unit}({x!r}): expected a {'whole number' if whole else 'number'} above 0, for example {unit}({16 if whole else 0.5})"
+        )
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,9 @@ def test_what_is_no_run_is_not_reported(kvsim_):
 def test_demo_writes_a_page_and_nothing_else(kvsim_, trace):
     code, out, said = kvsim_("demo", trace.path)
     assert (code, out) == (0, "demo.html\n")
-    assert [line.split()[:5] for line in said.splitlines()] == [["kvsim:", "left", "out:", "snapkv", "needs"]]  # a window of 16 rows
+    assert [line.split()[:5] for line in said.splitlines()] == [
+        ["kvsim:", "left", "out:", "snapkv", "needs"]
+    ]  # a window of 16 rows
     assert [p.name for p in Path.cwd().iterdir()] == ["demo.html"]
     page = Path("demo.html").read_text()
     assert not [

@@ -34,7 +34,7 @@ def tables(request):
 
 
 def test_spans_add_up_to_heads(tables):
-    source, found = tables
+    _, found = tables
     for heads, part in zip(found["heads"], found["evidence"], strict=True):
         for whole, name in (("evidence_dense", "dense"), ("evidence_read", "read")):
             summed = part[name].reshape(3, -1).sum(0)
