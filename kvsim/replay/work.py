@@ -104,7 +104,7 @@ def source_of(lane: Lane) -> Source:
     )
 
 
-def _blamed(error: Exception) -> str:
+def _blamed(error: BaseException) -> str:
     """The policy whose code raised it, if it was a policy's."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         part = frame.f_locals.get("self")
@@ -113,5 +113,5 @@ def _blamed(error: Exception) -> str:
     return ""
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or "no message"
