@@ -208,6 +208,14 @@ def test_the_noise_floor_lies_behind_every_error_or_is_said_to_be_unknown(compos
     assert "so the model's own rounding is not known and no noise floor is drawn" in composed["plain"][0].text[2]
 
 
+def test_roles_are_named_above_the_steps(drawn):
+    def named(spec):
+        return [[row["role"] for row in data] for data in spec["datasets"].values() if {"left", "right"} <= data[0].keys()]
+
+    assert named(drawn["roles, no plans"]["steps"]) == [["question", "forced answer", "free answer"]]
+    assert named(drawn["plain"]["steps"]) == []  # a single role
+
+
 def test_a_floor_too_small_to_see_is_said(tmp_path):
     run = open_run(write_run(tmp_path / "run", policies=(H2O,), layers=(0,), floor=theme.LEAST_ERROR / 2))
     part = trust.section(View.of(run))

@@ -33,7 +33,7 @@ def evidence_by_step(
     said = [alt.Tooltip("step:Q", title="decode step"), alt.Tooltip("evidence_dense:Q", format=".2%")]
     below = layered(area.encode(x=step_axis("decode step"), y=y, tooltip=said), height=60)
     return down(
-        [*panels, below],
+        [*role_names(bands), *panels, below],
         True,
         "Evidence recall and output error per decode step, one line per policy, over the dense mass there.",
     )
@@ -46,19 +46,27 @@ def measures_by_step(
     axes = [step_axis("decode step" if i == len(measures) - 1 else None) for i in range(len(measures))]
     panels = lines(data, [(m, 180) for m in measures], look, axes, floor=floor, also=role_bands(bands), **TITLES)
     said = ", ".join(MEASURES[m].said for m in measures)
-    return down(panels, "statistic" in data.columns, f"One line per policy over the decode steps: {said}.")
+    return down([*role_names(bands), *panels], "statistic" in data.columns, f"One line per policy over the decode steps: {said}.")
 
 
 def role_bands(bands: pl.DataFrame) -> list[alt.Chart]:
-    """Alternating shades behind the steps of each role, its name at the top, every second one lower; none for a single role."""
+    """Alternating shades behind the steps of each role; none for a single role."""
+    return [_shades(bands, alt.X("left:Q"))] if bands.height > 1 else []
+
+
+def role_names(bands: pl.DataFrame) -> list[alt.LayerChart]:
+    """A strip with the same shades and the names of the roles, every second one lower; none for a single role."""
     if bands.height < 2:
         return []
+    x = alt.X("left:Q", title=None, axis=None, scale=alt.Scale(nice=False))
+    shades = _shades(bands, x)
+    lower = alt.expr("4 + 14 * (datum.n % 2)")
+    name = alt.Chart(shades.data).mark_text(align="left", baseline="top", dx=4, dy=lower, fontStyle="italic", aria=False)
+    return [layered(shades, name.encode(x=x, y=alt.value(0), text="role:N"), height=34)]
+
+
+def _shades(bands: pl.DataFrame, x: alt.X) -> alt.Chart:
     left, right = (pl.col("first") - 0.5).alias("left"), (pl.col("last") + 0.5).alias("right")
-    base = alt.Chart(theme.prepare(bands.with_row_index("n").select("n", "role", left, right))).encode(x=alt.X("left:Q"))
+    rows = theme.prepare(bands.with_row_index("n").select("n", "role", left, right))
     shade = alt.when("datum.n % 2 == 0").then(alt.value(0.08)).otherwise(alt.value(0.2))
-    lower = alt.expr("5 + 13 * (datum.n % 2)")
-    name = base.mark_text(align="left", baseline="top", dx=4, dy=lower, fontStyle="italic", aria=False)
-    return [
-        base.mark_rect(aria=False, color=TICK[0]).encode(x2="right:Q", opacity=shade),
-        name.encode(y=alt.value(0), text="role:N"),
-    ]
+    return alt.Chart(rows).mark_rect(aria=False, color=TICK[0]).encode(x=x, x2="right:Q", opacity=shade)

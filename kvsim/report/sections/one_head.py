@@ -16,7 +16,7 @@ from kvsim.report.names import family
 from kvsim.report.theme import Style
 from kvsim.report.view import View
 
-STRIPS = 8  # policies on the raster
+STRIPS = 10  # policies on the raster
 CELLS, SAMPLED, PAGE = 160, 64, 16  # most cells across, most steps down, tokens a cell where no pages were read
 
 

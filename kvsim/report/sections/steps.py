@@ -104,6 +104,7 @@ def _changes(view: View) -> list[Figure]:
     cut = [f"{policy}: {tokens:,.0f} {change}" for policy, change, tokens in reversed(first.rows())]
     notes = [f"Not drawn, because it would hide the rest: the cut after the prompt ({'; '.join(cut)})."] if cut else []
     chart = changes_over_time(later, view.of_label(later["policy"]))
+    notes += view.without(later, "nothing that it holds changes after the prompt")
     title = "When are tokens evicted, coded or promoted?"
     return [view.figure("changes", title, how, chart, data, [*notes, *_taken(together)])]
 
