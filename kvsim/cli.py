@@ -56,7 +56,7 @@ def demo(args: argparse.Namespace) -> None:
     for line in why_not:
         _complain(f"left out: {line}")
     with TemporaryDirectory(prefix="kvsim-demo-") as folder, _progress() as progress:
-        run = replay(trace, chosen, Path(folder) / "demo", plans=True, baselines=True, progress=progress)
+        run = replay(trace, chosen, Path(folder) / "demo", plans=True, explain=True, baselines=True, progress=progress)
         print(report(run.path, args.out))
 
 
