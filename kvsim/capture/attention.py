@@ -6,7 +6,7 @@ import torch
 
 from kvsim.geometry import Layer
 
-BLOCK_BYTES = 32 << 20  # of working memory
+BLOCK_BYTES = 16 << 20  # of working memory
 
 
 def add_mass(mass: torch.Tensor, q: torch.Tensor, k: torch.Tensor, first_q: int, first_k: int, layer: Layer) -> None:
@@ -23,9 +23,9 @@ def add_mass(mass: torch.Tensor, q: torch.Tensor, k: torch.Tensor, first_q: int,
             low = max(0, layer.first_visible(first_q + i) - first_k)
             high = int(t[-1]) + 1 - first_k
             pos = torch.arange(first_k + low, first_k + high, device=q.device)
-            logit = layer.scale * (q[heads, i : i + block].float() @ keys[low:high].T)
+            logit = (q[heads, i : i + block].float() @ keys[low:high].T).mul_(layer.scale)
             if layer.softcap is not None:
-                logit = layer.softcap * torch.tanh(logit / layer.softcap)
+                logit = logit.div_(layer.softcap).tanh_().mul_(layer.softcap)
             hidden = pos > t[:, None]
             if layer.window is not None:
                 hidden |= pos <= t[:, None] - layer.window
@@ -34,7 +34,7 @@ def add_mass(mass: torch.Tensor, q: torch.Tensor, k: torch.Tensor, first_q: int,
                 sink = torch.tensor(layer.sinks[heads], device=q.device)[:, None, None]
                 logit = torch.cat([logit, sink.expand(-1, len(t), 1)], dim=-1)
             chance = torch.softmax(logit, dim=-1)[..., : high - low]
-            mass[heads, first_k + low : first_k + high] += chance.sum(dim=1, dtype=torch.float64)
+            mass[heads, first_k + low : first_k + high] += chance.sum(dim=1)
 
 
 def queries_of(prompt: int, layer: Layer, device: torch.device) -> torch.Tensor:

@@ -26,7 +26,8 @@ SMALL = 4  # of a number of a small column, whatever its type
 
 @dataclass(frozen=True)
 class Plan:
-    """bytes: on disk, uncompressed, by table. memory: bytes by what needs them, beside the interpreter and its libraries."""
+    """bytes: on disk, uncompressed, by table. memory: about how many bytes each part needs, beside the interpreter, its libraries
+    and what their allocators hold on to."""
 
     bytes: dict[str, int]
     memory: dict[str, int]
@@ -114,9 +115,12 @@ def _memory(
     waiting = sum(segment_steps(x) * (x.q_heads + x.kv_heads) * 2 * (x.key_dim + x.value_dim) * size for x in captured)
     masses = max(x.q_heads for x in captured) * prompt * 8
     scores = max(x.q_heads for x in captured) * new * prompt * (4 + size) if backend == "eager" else 0
+    config = model.config.get_text_config(decoder=True)
+    widths = 6 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     return {
         "model": sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers())),
         "cache": cache,
+        "forward": 8 * new * widths,
         "eager attention": scores,
-        "capture": (ROOM + 2) * largest + waiting + masses + 4 * BLOCK_BYTES,
+        "capture": (ROOM + 2) * largest + waiting + masses + 8 * BLOCK_BYTES,
     }
