@@ -25,7 +25,7 @@ class Need:
         return f"{self.name}({self.rows})" if self.rows else self.name
 
 
-ATTENTION = Need("attention", "--steps all (every decode step)")
+ATTENTION = Need("attention", "--steps N (every decode step)")
 TRUTH = Need("truth")
 FUTURE = Need("future")
 ALL_LAYERS = Need("all_layers", "--layers all")

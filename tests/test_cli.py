@@ -182,7 +182,7 @@ def test_policies_lists_all_by_what_they_decide(kvsim_):
 
 def test_one_policy_in_full(kvsim_):
     h2o = json.loads(kvsim_("policies", "h2o", "--json")[1])[0]
-    assert h2o["needs"] == {"attention": "--steps all (every decode step)", "prefill_mass": "--prefill-mass"}
+    assert h2o["needs"] == {"attention": "--steps N (every decode step)", "prefill_mass": "--prefill-mass"}
     assert h2o["parameters"]["hold"] == "required"
     assert h2o["parameters"]["recent"] == "0.5"
     assert "2306.14048" in h2o["paper"]

@@ -68,12 +68,12 @@ def test_a_missing_need_is_named(bare, policy, words):
     [
         (
             'h2o(hold=tokens(20), prefill="zeros")',
-            "h2o needs attention | every decode step | gaps (0, 4, 8, 12, ...) | --steps all",
+            "h2o needs attention | every decode step | gaps (0, 4, 8, 12, ...) | --steps N",
         ),
         ("tova(hold=tokens(20))", "tova needs attention | gaps"),
-        ("quest(read=pages(2), page=8, refresh=4)", "quest(refresh=4) | gaps | --steps all"),
+        ("quest(read=pages(2), page=8, refresh=4)", "quest(refresh=4) | gaps | --steps N"),
         ('quest(read=pages(2), page=8, refresh="never")', 'quest(refresh="never") | gaps'),
-        ("kivi(group=8, residual=16)", "kivi codes rows | gaps | --steps all"),
+        ("kivi(group=8, residual=16)", "kivi codes rows | gaps | --steps N"),
     ],
 )
 def test_gaps_between_steps_are_refused_for_what_counts_every_step(strided, policy, words):
