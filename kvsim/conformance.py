@@ -273,9 +273,12 @@ def _turned(chain: Chain, source: Source) -> str:
     if chain.part("read").heads != "split":  # its private pages are dealt head by head
         inner = inner[::-1]
     q = (kv[:, None] * group + inner).ravel()
+    assert source.k_pre is not None
+    assert source.mass is not None
+    assert source.wo_norm is not None
     turned = dataclasses.replace(
-        source, k=source.k[kv], v=source.v[kv], k_pre=source.k_pre[kv], q=source.q[:, q], window_q=source.window_q[:, q],  # type: ignore[index]
-        mass=source.mass[q], wo_norm=source.wo_norm[q], _one={},  # type: ignore[index]
+        source, k=source.k[kv], v=source.v[kv], k_pre=source.k_pre[kv], q=source.q[:, q], window_q=source.window_q[:, q],
+        mass=source.mass[q], wo_norm=source.wo_norm[q], _one={},
     )  # fmt: skip
     ledger, heads = _rows(chain, source)
     expected = {c: x[kv] for c, x in ledger.items()}, {c: x[q] for c, x in heads.items()}

@@ -32,7 +32,10 @@ def evolve(source: Source, chain: Chain) -> Record | None:
         return None
     lay, observes = source.layer, ATTENTION in keep.needs
     bank = Bank(source, codecs)
-    limit = lambda t: allocate.hold_limit(keep, t + 1 - lay.first_visible(t), source.request, lay)  # noqa: E731
+
+    def limit(t: int) -> int:
+        return allocate.hold_limit(keep, t + 1 - lay.first_visible(t), source.request, lay)
+
     prompt = source.request.prompt
     seen = bank.seen(-1, prompt - 1, limit(prompt - 1))
     bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
