@@ -345,7 +345,7 @@ def _described(what: str, name: str) -> dict[str, Any]:
     from kvsim.policies.parameters import parameters, written
 
     cls = named(what, name)
-    defaults = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    defaults = inspect.signature(cls.__init__).parameters  # type: ignore[misc]  # read from a class, never called
     takes = {n: "required" if required else written(defaults[n].default) for n, (_, required) in parameters(cls).items()}
     told = {
         "name": name,

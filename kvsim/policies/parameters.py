@@ -75,7 +75,7 @@ def parameters(cls: type) -> dict[str, tuple[Any, bool]]:
         hints = typing.get_type_hints(cls)
     except (AttributeError, NameError, TypeError):  # a type that its author has for the type checker only
         hints = {}
-    given = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    given = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]  # read from a class, never called
     taken = {p.name: (hints.get(p.name, Any), p.default) for p in given}
     return {n: (hint, x is inspect.Parameter.empty or (x is None and not _fits(hint, None))) for n, (hint, x) in taken.items()}
 

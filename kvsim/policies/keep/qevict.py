@@ -63,7 +63,7 @@ class qevict(Keep):
         return frozenset({ATTENTION, K_PRE, Window(self.period)})
 
     @property
-    def codecs(self) -> Codecs:  # type: ignore[override]
+    def codecs(self) -> Codecs:  # type: ignore[override]  # a field of its base, here derived from bits and window
         keys, values = minmax(self.bits, "tokens", self.window), minmax(self.bits, "channels")
         return Codecs(keys, values, keys="pre", ledger=True, shadow=self.promotion == "shadow")
 
