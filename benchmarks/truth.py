@@ -77,6 +77,11 @@ def main(rounds: int = 5) -> bool:
     show(times, OURS)
     flops = 2 * len(k) * k.shape[1] * len(q) * group
     part = [(flops / a) / (2 * 2048**3 / b) for a, b in zip(times[OURS], times["sgemm 2048^3"], strict=True)]
+    bare = [
+        n / (s * flops / (2 * 2048**3))
+        for n, s in zip(times["numpy, per step (every 16th, scaled)"], times["sgemm 2048^3"], strict=True)
+    ]
+    print(f"  the lane's products alone, at this run's sgemm speed, would be {np.median(bare):.1f} times numpy per step")
     ok = gate("times numpy per step", ratio(times, "numpy, per step (every 16th, scaled)", OURS)[0], 15)
     ok &= gate("part of this run's sgemm speed", float(np.median(part)), 0.55)
     ok &= gate("2.5 / (time with output and top 64 / time without)", 2.5 / ratio(times, WHOLE, OURS)[0], 1)

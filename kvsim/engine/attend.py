@@ -32,9 +32,14 @@ def steps_per_block(group: int) -> int:
     return max(1, ROWS // group)
 
 
+def blocks(places: Ints, group: int) -> list[Ints]:
+    """Steps, ascending, cut where a product ends: a step stands at one place of it whatever steps are chosen."""
+    return [x for x in np.split(places, np.flatnonzero(np.diff(places // steps_per_block(group))) + 1) if len(x)]
+
+
 @dataclass
 class Dense:
-    """Full attention of steps `index` (places in source.steps) of kv head `head`; rows r = i * G + g.
+    """Full attention of steps `index` (places in source.steps, one of `blocks`) of kv head `head`; rows r = i * G + g.
 
     dots f32[T padded, R]; flags u8[N, T padded]: ALIVE where visible; lse f64[R] in powers of 2, learned sink included."""
 
@@ -56,11 +61,13 @@ class Dense:
         self.flags = ((pos <= self.t[:, None]) & (pos >= self.first[:, None])).view(np.uint8)
         self.every = np.asarray(self.flags.all(0)).view(np.uint8)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
+        place = (self.index % steps_per_block(self.group))[:, None] * self.group + np.arange(self.group)
+        self.place = None if place[-1, -1] == self.rows - 1 else place.ravel()
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
         self.dots = np.empty((len(keys), len(self.q)), np.float32)
         peak, mass = np.empty((2, len(keys) // PAGE, len(self.q)), np.float32)
-        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, self.dots, peak, mass)
+        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, self.dots, peak, mass, self.place)
         self._stats[PAGE] = peak, mass
         self.lse = np.empty(len(self.q))
         kernel.denominator(peak, mass, self.sink, np.float32(src.unit), np.float32(src.cap), self.lse)
@@ -87,7 +94,8 @@ class Dense:
         """f64[R, dv]: the attention output."""
         src = self.source
         values = src.whole("v", self.head)
-        return kernel.output(self.dots, values, self.flags, self.every, self.group, src.unit, src.cap, self.lse)[: self.rows]
+        found = kernel.output(self.dots, values, self.flags, self.every, self.group, src.unit, src.cap, self.lse, self.place)
+        return found[: self.rows]
 
     @cached_property
     def top(self) -> tuple[NDArray[np.int32], Ints]:
@@ -253,7 +261,7 @@ def _tiled_dots(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
     """f32[n padded, R]: dot products with keys [n, d] on the fixed grid."""
     tiled = np.zeros((kernel.padded(len(keys), TILE), keys.shape[1]), np.float32)
     tiled[: len(keys)] = keys
-    return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32))
+    return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32), block.place)
 
 
 class HeldTruth:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.attend import Dense, HeldTruth, Past, steps_per_block
+from kvsim.engine.attend import Dense, HeldTruth, Past, blocks, steps_per_block
 from kvsim.engine.evolve import evolve
 from kvsim.engine.reads import Reader
 from kvsim.engine.source import Source
@@ -42,8 +42,8 @@ def against_truth(source: Source, chain: Chain, steps: Sequence[int] | None = No
     heads = []
     for head in range(source.layer.kv_heads):
         past, reader, parts = Past(source, record, head), Reader(chain.part("read"), source, head, block, record), []
-        for at in range(0, len(places), block):
-            dense = Dense(source, head, places[at : at + block])
+        for index in blocks(places, source.layer.group):
+            dense = Dense(source, head, index)
             held = past.held(dense)
             truth = HeldTruth(dense, held, None if decoded is None else decoded[head])
             q = source.queries(head, dense.index).astype(np.float64)

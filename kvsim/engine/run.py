@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine import account
-from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, steps_per_block, truth_of
+from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of
 from kvsim.engine.bank import Record
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
@@ -57,17 +57,14 @@ def run_layer(
     wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
     before = np.append(wanted[1:], False)  # the step before each: what was read then is what reads are compared with
     places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(wanted | before)
-    block = steps_per_block(source.layer.group)
     for head in range(source.layer.kv_heads):
         mine = [w for w in work if w.job.heads is None or head in w.job.heads]
         for w in mine:
             w.begin(head, wanted)
-        for at in range(0, len(places), block):
-            index = places[at : at + block]
-            if len(index):
-                dense = Dense(source, head, index)
-                for w in mine:
-                    w.step(dense, wanted[index])
+        for index in blocks(places, source.layer.group):
+            dense = Dense(source, head, index)
+            for w in mine:
+                w.step(dense, wanted[index])
             tick()
         for w in mine:
             w.end(head, wanted)

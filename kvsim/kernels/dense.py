@@ -3,8 +3,9 @@
 Layout: `dots` is [n tokens, R rows], so that page maxima and sums run down the tokens and vectorise over the rows.
 Row r of a block belongs to step r // G and query head r % G of the kv head; rows beyond the last step are padding.
 
-Every product has the same shape, [TILE, d] x [d, ROWS] on tiles aligned to absolute positions: BLAS rounds an element
-differently when the shape of the call changes, and not when only its place does. So an element's bits depend on nothing else."""
+Every product has the same shape, [TILE, d] x [d, ROWS] on tiles aligned to absolute positions, and a step has one place in it: BLAS
+rounds an element differently when the shape of the call changes, and some builds when its place does. So an element's bits depend on
+nothing else. `place` i64[m]: where a block's m rows stand in a product when some of its steps are left out; None: in a row from 0."""
 
 from __future__ import annotations
 
@@ -26,13 +27,27 @@ def padded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray) -> np.ndarray:
+def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
     """keys [n, d] (n a multiple of TILE), queries [R, d], R a multiple of ROWS -> out [n, R], plain dot products."""
-    for r in range(0, len(queries), ROWS):
-        q = np.ascontiguousarray(queries[r : r + ROWS].T)
-        for t in range(0, len(keys), TILE):
-            np.matmul(keys[t : t + TILE], q, out=out[t : t + TILE, r : r + ROWS])
+    turned = _turned(queries, place)
+    for t in range(0, len(keys), TILE):
+        _product(keys[t : t + TILE], turned, out[t : t + TILE], place)
     return out
+
+
+def _turned(queries: np.ndarray, place: np.ndarray | None) -> list[np.ndarray]:
+    """[d, ROWS] for every product, the rows where they belong."""
+    if place is not None:
+        rows, queries = queries[: len(place)], np.zeros_like(queries)
+        queries[place] = rows
+    return [np.ascontiguousarray(queries[r : r + ROWS].T) for r in range(0, len(queries), ROWS)]
+
+
+def _product(keys: np.ndarray, turned: list[np.ndarray], out: np.ndarray, place: np.ndarray | None) -> None:
+    for i, q in enumerate(turned):
+        np.matmul(keys, q, out=out[:, i * ROWS : (i + 1) * ROWS])
+    if place is not None:
+        out[:, : len(place)] = out[:, place]
 
 
 def block(rows: np.ndarray) -> np.ndarray:
@@ -42,15 +57,14 @@ def block(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass) -> None:
+def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass, place=None) -> None:
     """Products and the statistics of pages of PAGE tokens, tile by tile while a tile is in the cache: dots f32[n, R] of keys
     f32[n, d] and queries f32[R, d]; peak, mass f32[n / PAGE, R] as page_stats32 has them."""
     start = np.arange(0, TILE + 1, PAGE)
-    turned = [np.ascontiguousarray(queries[r : r + ROWS].T) for r in range(0, len(queries), ROWS)]
+    turned = _turned(queries, place)
     for t in range(0, len(keys), TILE):
         tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
-        for r, q in enumerate(turned):
-            np.matmul(keys[tile], q, out=dots[tile, r * ROWS : (r + 1) * ROWS])
+        _product(keys[tile], turned, dots[tile], place)
         page_stats32(dots[tile], flags[:, tile], every[tile], start, group, np.float32(unit), np.float32(cap), peak[p], mass[p])
 
 
@@ -59,18 +73,22 @@ def bend(dots, unit, cap):
     return cap * np.tanh(dots * unit / cap) if cap else dots * unit
 
 
-def output(dots, values, flags, every, group, unit, cap, lse) -> np.ndarray:
+def output(dots, values, flags, every, group, unit, cap, lse, place=None) -> np.ndarray:
     """Attention output f64[R, dv] over values f32[n, dv]; tile sums in float32, their total in float64."""
     total, w = np.zeros((dots.shape[1], values.shape[1])), np.empty((TILE, dots.shape[1]), np.float32)
     part, near = np.empty((ROWS, values.shape[1]), np.float32), lse.astype(np.float32)
-    seen = flags.any(0)
+    seen, placed = flags.any(0), w if place is None else np.zeros_like(w)
     for t in range(0, len(values), TILE):
         tile = slice(t, t + TILE)
         if seen[tile].any():
             weights(dots[tile], flags[:, tile], every[tile], group, np.float32(unit), np.float32(cap), near, w)
+            if place is not None:
+                placed[:, place] = w[:, : len(place)]
             for r in range(0, dots.shape[1], ROWS):
-                np.matmul(w[:, r : r + ROWS].T, values[tile], out=part)
+                np.matmul(placed[:, r : r + ROWS].T, values[tile], out=part)
                 total[r : r + ROWS] += part
+    if place is not None:
+        total[: len(place)] = total[place]
     return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
 
 
@@ -177,14 +195,22 @@ def probability(peak, mass, lse, unit, cap, logit, out):
     """Page statistics [P, R], turned to rows: logit f32[R', P], the largest logit in powers of 2 (-inf: no live token), unless it has no
     rows; out [R', P], dense probability of the page. R' rows at most R."""
     pages, rows = peak.shape[0], out.shape[0]
+    logits, chance = np.empty((16, rows), np.float32), np.empty((16, rows), np.float32)
+    near = lse.astype(np.float32)
     for p0 in range(0, pages, 16):
+        stop = min(16, pages - p0)
+        for p in range(stop):
+            top, total, u, c = peak[p0 + p], mass[p0 + p], logits[p], chance[p]
+            for r in range(rows):
+                u[r] = top[r] * unit if cap == 0 else cap * np.tanh(top[r] * unit / cap)
+                c[r] = total[r] * exp2_32(u[r] - near[r])
+                if top[r] <= np.float32(NONE):
+                    u[r], c[r] = -np.inf, np.float32(0)
         for r in range(rows):
-            for p in range(p0, min(p0 + 16, pages)):
-                seen = peak[p, r] > np.float32(NONE)
-                x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
+            for p in range(stop):
+                out[r, p0 + p] = chance[p, r]
                 if logit.shape[0]:
-                    logit[r, p] = x if seen else -np.inf
-                out[r, p] = mass[p, r] * exp2_32(x - np.float32(lse[r])) if seen else np.float32(0)
+                    logit[r, p0 + p] = logits[p, r]
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})

@@ -38,13 +38,15 @@ def _nearest(kind, llvm):
     return rint
 
 
-def _larger(kind):
+def _larger(kind, llvm):
     @intrinsic
     def larger(typing, x, y):
-        """x if x > y else y, as one compare and select: max() with its NaN rules does not vectorise."""
+        """The larger of two numbers, neither NaN: max() with its NaN rules does not vectorise, and a compare and select becomes a masked
+        store, which costs four times the maximum on Zen 3."""
 
         def code(context, builder, sig, args):
-            return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
+            maximum = builder.module.declare_intrinsic("llvm.maxnum", [llvm], ir.FunctionType(llvm, [llvm, llvm]))
+            return builder.call(maximum, args, fastmath=("nnan",))
 
         return kind(kind, kind), code
 
@@ -62,7 +64,7 @@ _double_bits, _bits_double = (
 _float_int = _to_int(types.float32, types.int32, ir.IntType(32))
 _double_int = _to_int(types.float64, types.int64, ir.IntType(64))
 _rint32, _rint64 = _nearest(types.float32, ir.FloatType()), _nearest(types.float64, ir.DoubleType())
-larger32, larger64 = _larger(types.float32), _larger(types.float64)
+larger32, larger64 = _larger(types.float32, ir.FloatType()), _larger(types.float64, ir.DoubleType())
 
 _F = [np.float32(np.log(2) ** k / float(np.prod(np.arange(1, k + 1)))) for k in range(7)]
 _F1, _F2, _F3, _F4, _F5, _F6 = _F[1:]

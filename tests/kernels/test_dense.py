@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.engine.evolve import OBSERVED_ROWS
 from kvsim.kernels import dense
 from kvsim.kernels.dense import LOG2E, NONE, PAGE, ROWS, TILE
 from tests import naive
@@ -168,15 +169,39 @@ def test_a_scan_is_products_and_page_statistics(n, rows, dim):
     assert np.allclose(stats[1][:, :3], mass, rtol=2e-6)
 
 
-def test_a_product_has_the_same_bits_wherever_it_stands():
-    keys, q = tiles(1, 2 * TILE, ROWS, 64)
+@pytest.mark.parametrize("dim", [64, 66, 128])
+def test_a_product_has_the_same_bits_whatever_rows_stand_beside_it(dim):
+    """Some BLAS builds (OpenBLAS for Haswell and Zen) round the same numbers differently at different places of a float32 product."""
+    keys, q = tiles(1, 2 * TILE, ROWS, dim)
     whole = dense.products(keys, q, np.empty((len(keys), len(q)), np.float32))
+    place = np.array([0, 5, 6, 7, 100, 250, ROWS - 1])
+    few = dense.products(keys, dense.block(q[place]), np.empty_like(whole), place)
+    assert np.array_equal(few[:, : len(place)], whole[:, place])
+
+
+@pytest.mark.parametrize("dim", [5, 64, 66, 128])
+def test_a_float64_product_has_the_same_bits_wherever_it_stands(dim):
+    """What gathered slots rely on."""
+    keys, q = (x.astype(np.float64) for x in tiles(1, TILE, ROWS, dim))
     rng = np.random.default_rng(2)
-    of, to = rng.permutation(len(keys)), rng.permutation(len(q))
-    turned = dense.products(keys[of], q[to], np.empty_like(whole))
-    assert np.array_equal(turned, whole[of][:, to])
-    few = dense.block(q[5:8])
-    assert np.array_equal(dense.products(keys[:TILE], few, np.empty((TILE, ROWS), np.float32))[:, :3], whole[:TILE, 5:8])
+    for rows in (ROWS, OBSERVED_ROWS):
+        of, to = rng.permutation(TILE), rng.permutation(rows)
+        assert np.array_equal(keys[of] @ q[to].T, (keys @ q[:rows].T)[of][:, to])
+        assert np.array_equal(q[to] @ keys[of].T, (q[:rows] @ keys.T)[to][:, of])
+
+
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+def test_an_output_has_the_same_bits_whatever_rows_stand_beside_it(cap):
+    keys, q = tiles(3, TILE + 40, ROWS, 64)
+    values = np.random.default_rng(3).standard_normal((len(keys), 64)).astype(np.float32)
+    flags, every = np.ones((2, ROWS, len(keys)), np.uint8)
+    dots, lse = dense.products(keys, q, np.empty((len(keys), len(q)), np.float32)), np.linspace(3.0, 9.0, ROWS)
+    whole = dense.output(dots, values, flags, every[0], 1, 0.2, cap, lse)
+    place = np.array([0, 5, 6, 7, 100, 250, ROWS - 1])
+    few, near = np.zeros_like(dots), np.zeros(ROWS)
+    few[:, : len(place)], near[: len(place)] = dots[:, place], lse[place]
+    got = dense.output(few, values, flags, every[0], 1, 0.2, cap, near, place)
+    assert np.array_equal(got[: len(place)], whole[place])
 
 
 seeds, few, groups, tokens = st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9), st.integers(1, 700)
