@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.kernels.order import live_rows
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 
 Mask = NDArray[np.bool_]
@@ -24,7 +25,9 @@ class Pages:
 
     def rows(self, flags: NDArray[np.uint8]) -> Ints:
         """i64[N, P]: live slots of every page at every step."""
-        return np.add.reduceat((flags & ALIVE).astype(np.int64), self.start[:-1], axis=1)
+        out = np.empty((len(flags), len(self.id)), np.int64)
+        live_rows(flags, self.start, ALIVE, out)
+        return out
 
     def of_slots(self) -> Ints:
         """i64[n]: slot -> its page's place in `id`."""

@@ -183,7 +183,7 @@ class Reader:
         v = versions(pages, flags, t, seen.matter if seen else ALIVE)
         arrays: dict[str, NDArray[Any]] = seen.of(v, pages, pos) | seen.fitted if seen else {}
         summary = {name: x[None] for name, x in arrays.items()}
-        n, group, dim = q.shape
+        (n, group, dim), exists = q.shape, pages.rows(flags) > 0
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
         batch[:n, 0], times[:n] = q, t
@@ -206,7 +206,7 @@ class Reader:
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
         score = np.take_along_axis(got[:n, 0].astype(np.float64), np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1)
-        exists = np.broadcast_to((pages.rows(flags) > 0)[:, None], score.shape)
+        exists = np.broadcast_to(exists[:, None], score.shape)
         if np.isnan(score[exists]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
         return np.where(exists, np.clip(score, -UNBOUNDED, UNBOUNDED), -np.inf)

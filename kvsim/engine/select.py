@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
 from kvsim.kernels.evict import survivors
-from kvsim.kernels.order import ABSENT, FORCED, RANKED, ranked
+from kvsim.kernels.order import ABSENT, FORCED, RANKED, first_pages, ranked
 from kvsim.policies.allocate import largest_remainder
 from kvsim.policies.protocol import FULL, GONE, Forced, Ranking, Stage
 from kvsim.units import shards, whole
@@ -125,18 +125,16 @@ def pick(
     """chosen bool[N, G, P]: the first k[n] pages of each order, never fewer than the forced ones; all pages where k reaches them.
 
     With shards that do not rank together, the first of every shard: its part of k, or all of it."""
-    at = order.astype(np.int64)
-    place = np.zeros(order.shape, bool)
+    chosen: Mask = np.zeros(order.shape, bool)
     if over is None or over.budget == "global":
-        place |= np.arange(order.shape[-1]) < np.maximum(k, (forced & exists).sum(1))[:, None, None]
+        first_pages(order, np.maximum(k, (forced & exists).sum(1)), chosen)
     else:
-        shard = dealt(exists, over.n)
+        at, place, shard = order.astype(np.int64), np.zeros(order.shape, bool), dealt(exists, over.n)
         for s in range(over.n):
             many = np.maximum(k if over.budget == "each" else k // over.n + (s < k % over.n), (forced & (shard == s)).sum(1))
             mine = np.take_along_axis(np.broadcast_to((shard == s)[:, None], order.shape), at, -1)
             place |= mine & (mine.cumsum(-1) <= many[:, None, None])
-    chosen: Mask = np.zeros(order.shape, bool)
-    np.put_along_axis(chosen, at, place, -1)
+        np.put_along_axis(chosen, at, place, -1)
     chosen = np.where((k >= exists.sum(1))[:, None, None], exists[:, None], chosen)
     if heads == "share":
         chosen = np.asarray(chosen.any(1, keepdims=True))

@@ -49,6 +49,26 @@ def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def live_rows(flags, start, alive, out):
+    """out i64[nb, P]: slots start[p] ... start[p + 1] of flags u8[nb, n] that have the bits `alive`."""
+    for i in range(flags.shape[0]):
+        for p in range(len(start) - 1):
+            n = 0
+            for s in range(start[p], start[p + 1]):
+                n += (flags[i, s] & alive) != 0
+            out[i, p] = n
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def first_pages(order, count, chosen):
+    """chosen bool[nb, H, P]: the first count[nb] pages of every order i32[nb, H, P]."""
+    for i in range(order.shape[0]):
+        for h in range(order.shape[1]):
+            for at in range(order.shape[2]):
+                chosen[i, h, order[i, h, at]] = at < count[i]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def accumulate(order, part, least, out):
     """out f32[R, K]: the sum of part [R, P] over the first max(k, least[r]) pages of the order, k = 1 ... K; float64 sums."""
     for r in range(order.shape[0]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.kernels.order import ABSENT, FORCED, RANKED, accumulate, common, ranked, union_growth
+from kvsim.kernels.order import ABSENT, FORCED, RANKED, accumulate, common, first_pages, live_rows, ranked, union_growth
 from tests import naive
 
 DRAWS = {
@@ -71,3 +73,25 @@ def test_pages_in_common(seed, rows, count):
     marked, many, hits = rng.random((rows, count)) < 0.5, rng.integers(0, count + 1, rows), np.full(rows, 7)
     common(order, marked, many, hits)
     assert hits.tolist() == [marked[r, order[r, : many[r]]].sum() for r in range(rows)]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9))
+@settings(deadline=None, max_examples=30)
+def test_live_rows_of_pages(seed, steps, pages):
+    rng = np.random.default_rng(seed)
+    start = np.concatenate([[0], np.cumsum(rng.integers(1, 5, pages))])
+    flags, out = rng.integers(0, 8, (steps, start[-1])).astype(np.uint8), np.empty((steps, pages), np.int64)
+    live_rows(flags, start, 2, out)
+    assert out.tolist() == [[sum(1 for f in row[a:b] if f & 2) for a, b in pairwise(start)] for row in flags]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9))
+@settings(deadline=None, max_examples=30)
+def test_first_pages_of_an_order(seed, steps, heads, pages):
+    rng = np.random.default_rng(seed)
+    orders = rng.permuted(np.tile(np.arange(pages, dtype=np.int32), (steps, heads, 1)), axis=-1)
+    count, chosen = rng.integers(0, pages + 2, steps), np.empty((steps, heads, pages), bool)
+    first_pages(orders, count, chosen)
+    for i in range(steps):
+        for h in range(heads):
+            assert set(np.flatnonzero(chosen[i, h])) == set(orders[i, h, : count[i]])
