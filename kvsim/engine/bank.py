@@ -23,7 +23,8 @@ class Record:
 
     start u8[Hkv, T]: flags (kernels.sparse) after the cut that follows prefill; changes[i]: (kv head, positions, flags) after the
     cut of the i-th captured step; groups: rows encoded together share a number; moved i64[N, Hkv, 2]: bytes in and out of tiers;
-    coded_bytes i64[N, Hkv]: bytes written by encoding; decoded["k" | "v"] f32[Hkv, T, d]; reads[i][h]: pages an observer read."""
+    coded_bytes i64[N, Hkv]: bytes written by encoding; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to, at first; reads[i][h]: pages
+    an observer read; away: (the step's place, kv head, positions, 0 on the device, 1 on the host, 2 on SSD) where that changed."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
@@ -34,7 +35,32 @@ class Record:
     decoded: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     reads: list[list[Any]] = field(default_factory=list)
     key_codec: Any = None
-    aged_in: NDArray[np.int64] | None = None
+    cuts: list[Cut] = field(default_factory=list)
+    recoded: list[Recoded] = field(default_factory=list)
+    away: list[tuple[int, int, NDArray[np.int64], NDArray[np.uint8]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut of a kv head that ranked units (windows): unit i64[m] ids, ascending; rows i64[m] of each; before, after u8[m]: their tiers."""
+
+    index: int  # the step's place, -1 after prefill
+    head: int
+    unit: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    before: NDArray[np.uint8]
+    after: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Recoded:
+    """Rows of a kv head that were encoded again after the step at place `index`: what their codes decode to from then on."""
+
+    index: int
+    side: str
+    head: int
+    pos: NDArray[np.int64]
+    rows: NDArray[np.float32]
 
 
 class Bank:
@@ -95,8 +121,10 @@ class Bank:
         self.valid[:, : self.n] &= ~gone
         self.pos[:, : self.n][~self.valid[:, : self.n]] = -1
 
-    def seen(self, step: int, t: int, limit: int, a: NDArray[np.float64] | None = None) -> Seen:
-        """What a policy is shown: views it cannot write to."""
+    def seen(
+        self, step: int, t: int, limit: int, a: NDArray[np.float64] | None = None, norm: NDArray[np.float64] | None = None
+    ) -> Seen:
+        """What a policy is shown: views it cannot write to. norm f64[Hkv, G, T] by position."""
 
         def shown(x: NDArray[Any]) -> NDArray[Any]:
             x = x[..., : self.n].view()
@@ -105,7 +133,8 @@ class Bank:
 
         tiers = shown(self.k), shown(self.v)
         own = None if a is None else shown(a)
-        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own)
+        weight = None if norm is None else np.take_along_axis(norm, np.maximum(self.pos[:, None, : self.n], 0), 2)
+        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own, weight)
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""

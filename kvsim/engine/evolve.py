@@ -13,11 +13,11 @@ from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
 from kvsim.engine.source import Prefix, Source
 from kvsim.errors import WrongUse
-from kvsim.geometry import ATTENTION
+from kvsim.geometry import ATTENTION, WO_NORM
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
-from kvsim.policies.protocol import CODED, FULL, GONE, Chain, Codecs, Ranking, Seen, Store
+from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Codecs, Ranking, Seen, Store
 
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
@@ -36,10 +36,19 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     def limit(t: int) -> int:
         return allocate.hold_limit(keep, t + 1 - lay.first_visible(t), source.request, lay)
 
+    def beyond(t: int) -> dict[int, float]:
+        """Bytes of the tiers outside the device, per kv head."""
+        visible = t + 1 - lay.first_visible(t)
+        return {tier: float(allocate.to_tokens(x, visible, source.request, lay) * lay.row_bytes) for tier, x in keep.beyond.items()}
+
+    norm = None
+    if observes and WO_NORM in keep.needs:
+        assert source.wo_norm is not None
+        norm = source.wo_norm.astype(np.float64).reshape(lay.kv_heads, lay.group, -1)
     prompt = source.request.prompt
-    seen = bank.seen(-1, prompt - 1, limit(prompt - 1))
+    seen = bank.seen(-1, prompt - 1, limit(prompt - 1), norm=norm)
     bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
-    _place(bank, ranking, seen, store, -1)
+    _place(bank, ranking, seen, store, -1, beyond(prompt - 1))
     block = max(1, OBSERVED_ROWS // lay.group)
     watch = Watch(source, bank, read) if observes else None
     last = prompt - 1
@@ -54,22 +63,24 @@ def evolve(source: Source, chain: Chain) -> Record | None:
                 bank.append(new)
             last = t
             a = watch.attention(i, t) if watch else None
-            seen = bank.seen(int(source.steps[i]), t, limit(t), a)
+            seen = bank.seen(int(source.steps[i]), t, limit(t), a, norm)
             before = bank.flags() if watch and codecs else None
-            _place(bank, keep.step(bank.state, seen), seen, store, i)
+            _place(bank, keep.step(bank.state, seen), seen, store, i, beyond(t))
             if watch and before is not None:
                 watch.blurred(before)
     return bank.record
 
 
-def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int) -> None:
+def _place(
+    bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int, beyond: dict[int, float]
+) -> None:
     """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
     if ranking is not None:
         if type(ranking) is not Ranking:
             raise WrongUse(
                 f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
             )
-        tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank))
+        tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank), beyond)
         if store:
             bank.apply(np.where(tier, seen.k, GONE), np.where(tier, seen.v, GONE), index)
         else:
@@ -90,6 +101,7 @@ def row_cost(bank: Bank) -> dict[int, float]:
         for codec, dim, exact in ((bank.codecs.k, lay.key_dim, lay.key_bytes), (bank.codecs.v, lay.value_dim, lay.value_bytes)):
             bits, meta = codec.layout(dim) if codec else (8 * exact, 0)
             cost[CODED] += bits / 8 + (meta / codec.tokens if codec else 0)
+        cost[HOST] = cost[SSD] = cost[CODED]
     return cost
 
 

@@ -19,9 +19,15 @@ Mask = NDArray[np.bool_]
 
 # ------------------------------------------------------------------------------------------------ keep
 def cut(
-    ranking: Ranking, pos: NDArray[np.int64], valid: Mask, limit: NDArray[np.int64], cost: dict[int, float]
+    ranking: Ranking,
+    pos: NDArray[np.int64],
+    valid: Mask,
+    limit: NDArray[np.int64],
+    cost: dict[int, float],
+    beyond: dict[int, float] | None = None,
 ) -> NDArray[np.uint8]:
-    """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head.
+    """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head;
+    beyond[tier]: bytes of a tier that has a budget of its own.
 
     Raises WrongUse for a ranking that is none, and when one decision for the layer meets kv heads that hold different tokens."""
     _check(ranking, valid, cost)
@@ -39,7 +45,7 @@ def cut(
         survivors(score, protect, valid[: len(score)], limit, keep)
         out = np.where(keep, FULL, GONE).astype(np.uint8)
     else:
-        out = np.stack([_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost) for h in range(len(score))])
+        out = np.stack([_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost, beyond or {}) for h in range(len(score))])
     return np.repeat(out, heads, 0) if one else out
 
 
@@ -47,7 +53,7 @@ def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
     (heads, n), shape = valid.shape, np.shape(ranking.score)
     if shape not in ((heads, n), (1, n)):
         raise WrongUse(f"a ranking's score has shape {shape}, expected [Hkv, n] = {(heads, n)}, or [1, n] for the whole layer")
-    for x in (ranking.protect, ranking.unit, *(stage.score for stage in ranking.stages)):
+    for x in (ranking.protect, ranking.unit, *(x for stage in ranking.stages for x in (stage.score, stage.among))):
         if x is not None and np.shape(x) != shape:
             raise WrongUse(f"the arrays of a ranking differ in shape: {np.shape(x)} beside a score of {shape}")
     if np.isnan(np.asarray(ranking.score)[valid[: shape[0]]]).any():
@@ -57,7 +63,7 @@ def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
 
 
 def _staged(
-    ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float]
+    ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float], beyond: dict[int, float]
 ) -> NDArray[np.uint8]:
     """One kv head's cut by units and stages: each stage takes the best units still open with its share of the bytes left."""
     out = np.full(len(valid), GONE, np.uint8)
@@ -71,8 +77,10 @@ def _staged(
     for stage in ranking.stages:
         by = np.bincount(unit, (score if stage.score is None else stage.score[h])[slots], len(ids))
         share[stage.tier] += stage.take
-        k = max(0, whole(share[stage.tier] * left / (cost[stage.tier] * rows.max(initial=1))) - taken[stage.tier])
-        best = np.lexsort((ids, -by, ~open_))[: min(k, open_.sum())]
+        room = share[stage.tier] * beyond.get(stage.tier, left)
+        k = max(0, whole(room / (cost[stage.tier] * rows.max(initial=1))) - taken[stage.tier])
+        may = open_ if stage.among is None else open_ & (np.bincount(unit, stage.among[h, slots], len(ids)) == rows)
+        best = np.lexsort((ids, -by, ~may))[: min(k, may.sum())]
         out[slots[np.isin(unit, best)]] = stage.tier
         open_[best] = False
         taken[stage.tier] += k

@@ -11,8 +11,9 @@ A policy ranks and protects; it never sorts, applies a budget, places a row or c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from kvsim.policies.parameters import Checked, expect
 from kvsim.units import Budget, Hold, tokens
 
 GONE, CODED, FULL = 0, 1, 2
+HOST, SSD = 3, 4  # coded, and not on the device
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,15 +55,18 @@ class Seen:
     v: NDArray[np.uint8]
     limit: Ints  # [Hkv]: the hold budget now, in whole tokens
     a: Floats | None = None  # [Hkv, G, n]: own softmax, 0 where not read; only with ATTENTION in needs
+    wo_norm: Floats | None = None  # [Hkv, G, n]: L1 norm of each query head's output projection of the value; WO_NORM
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`."""
+    """One helping of a cut: the best units by `score` (None: the ranking's) of those `among` which it chooses (None: all), as many as
+    `take` of the budget left buys at `tier`, or of the tier's own budget (Keep.beyond)."""
 
     take: float = 1.0
     tier: int = FULL
     score: Floats | None = None
+    among: Mask | None = None  # [Hkv|1, n]: alike for the slots of a unit
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,7 @@ class Keep(Part):
     kind = "keep"
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
+    beyond: Mapping[int, Hold] = MappingProxyType({})  # budgets of tiers outside the device: {HOST: ..., SSD: ...}
     joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
 
     def __post_init__(self) -> None:
@@ -280,7 +286,7 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Need", "Part", "Prefix", "Ranking",
-    "Read", "Seen", "Stage", "State", "Store", "View", "Window", "expect", "replace",
+    "Read", "SSD", "Seen", "Stage", "State", "Store", "View", "Window", "expect", "replace",
 ]  # fmt: skip
