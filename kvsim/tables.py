@@ -109,7 +109,9 @@ RUNS = pa.list_(pa.struct([pa.field("start", _i32), pa.field("stop", _i32), pa.f
 TIERS = _schema(_UNIT | {"kv_head": _i16, "step": _i32, "runs": RUNS})
 EVENTS = _schema(
     _UNIT | {"kv_head": _i16, "step": _i32} | dict.fromkeys(("promoted", "demoted", "evicted", "aged_in", "requantised"), _i32),
-    {"churn": _f32, "hold_tokens": _i32, "asked": _f64, "asked_unit": _text},
+    {"churn": _f32, "hold_tokens": _i32, "asked": _f64, "asked_unit": _text}
+    | dict.fromkeys(("windows_promoted", "windows_demoted", "windows_evicted", "windows_aged_in"), _i32)
+    | {"churn_full": _f64},
 )
 
 # What is 0 in a run without a host tier, a disk tier or shards.

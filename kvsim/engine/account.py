@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine import away
 from kvsim.engine.attend import Attended, Dense, Held, HeldTruth, page_stats
 from kvsim.engine.bank import Record
 from kvsim.engine.pages import CHUNK, Pages, pages_of
@@ -33,38 +34,50 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     codecs: Codecs | None = (chain.part("store") or chain.part("keep")).codecs
     pages = picked.pages if picked else pages_of(held.pos, CHUNK)
     union = picked.chosen.any(1) if picked else pages.rows(held.flags) > 0
-    was_read, kept = (
-        _tally(block, held, held.flags, pages, union, record),
-        _tally(block, held, held.after, pages, pages.rows(held.after) > 0, record),
-    )
+
+    def tallies(place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What was read and what is kept at one place (engine.away)."""
+        live = away.at(held.after, held.where_after, place)
+        return (
+            _tally(block, held, away.at(held.flags, held.where, place), pages, union, record),
+            _tally(block, held, live, pages, pages.rows(live) > 0, record),
+        )
+
+    was_read, kept = tallies(0)
     visible, alive = block.t + 1 - block.first, (held.flags & ALIVE).sum(1)
     read_bytes, meta_bytes = row_bytes(src, codecs, was_read)
     resident, meta_resident = row_bytes(src, codecs, kept)
     copies = kept[:, sparse.KEYS_CODED] + kept[:, sparse.KEYS_KEPT] if codecs and codecs.shadow else np.zeros(len(kept), np.int64)
+    off, fetched = away.tokens(held.after, held.where_after), np.zeros(len(kept), np.int64)
+    out: Columns = {"host_resident_bytes": copies * lay.row_bytes}
+    for name, place in away.PLACES if held.where is not None else ():
+        there, lies = tallies(place)
+        fetched = fetched + there[:, sparse.ROWS_READ]
+        out[f"{name}_read_bytes"] = sum(row_bytes(src, codecs, there))
+        out[f"{name}_resident_bytes"] = sum(row_bytes(src, codecs, lies), out.get(f"{name}_resident_bytes", 0))
     wish: Read = asked.part("read")  # also where the layer is read whole by rule
     stated = None if isinstance(wish.read, Rule) else wish.read
     none = np.zeros(len(block.t), np.int64)
     page_bytes = 0 if read.page is None else page_rows(read) * lay.row_bytes
     scanned, once = picked.scanned if picked else none, once_bytes(read, src)
     live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
-    out: Columns = {
+    out |= {
         "pos": block.t,
         "visible_tokens": visible,
         "held_tokens": kept[:, sparse.ROWS_READ],
         "quant_tokens": kept[:, sparse.KEYS_CODED],
         "full_tokens": kept[:, sparse.KEYS_FULL],
-        "evicted_tokens": visible - kept[:, sparse.ROWS_READ],
+        "evicted_tokens": visible - kept[:, sparse.ROWS_READ] - off,
         "asked": None if stated is None else float(getattr(stated, "n", getattr(stated, "x", np.nan))),
         "asked_unit": None if stated is None else type(stated).__name__,
-        "read_tokens": was_read[:, sparse.ROWS_READ],
+        "read_tokens": was_read[:, sparse.ROWS_READ] + fetched,
         "read_pages": picked.chosen.any(1).sum(1) if picked else None,
         "read_runs": _runs(picked) if picked else None,
         "page_bytes": picked.chosen.any(1).sum(1) * page_bytes if picked else None,
         "resident_page_bytes": live_pages * page_bytes if read.page is not None else None,
         "resident_bytes": resident,
         "meta_resident_bytes": meta_resident + kept_bytes(src, codecs, kept),
-        "host_tokens": copies,
-        "host_resident_bytes": copies * lay.row_bytes,
+        "host_tokens": copies + off,
         "index_resident_bytes": live_pages * index_bytes(read, src) + once,
         "read_bytes": read_bytes,
         "meta_bytes": meta_bytes,
@@ -159,6 +172,7 @@ def heads(
     recall = sums[:, sparse.MASS]
     kept = _held_mass(block, held, picked, got)
     seen = 1 - block.sink_mass
+    fetched = away.mass(block, held, picked)
     far, far_read = block.far_mass, np.minimum(sums[:, sparse.FAR], block.far_mass)
     missed = np.maximum(seen - recall, 0)
     out: Columns = {
@@ -168,7 +182,8 @@ def heads(
         "mass_evicted": 0.0 if held.whole else np.maximum(seen - kept, 0),
         "mass_unread": np.maximum((seen if held.whole else kept) - recall, 0),
         "learned_sink_mass": block.sink_mass,
-        "mass_quant": sums[:, sparse.CODED_MASS],
+        "mass_quant": np.maximum(sums[:, sparse.CODED_MASS] - fetched, 0),
+        "mass_host": fetched,
         "far_mass": far,
         "far_recall": np.divide(far_read, far, out=np.full(len(far), np.nan), where=far >= LEAST_MASS),
         "rel_l2": relative(got.out, block.out),

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine.away import ON_HOST, ON_SSD
+from kvsim.engine.cuts import Cut
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, KEY_CODED, KEY_KEPT, VALUE_BLUR, VALUE_CODED, VALUE_KEPT
-from kvsim.policies.protocol import CODED, FULL, Codecs, Seen, State
+from kvsim.policies.protocol import CODED, FULL, HOST, SSD, Codecs, Seen, State
 
 NO_GROUP = -1
 
@@ -23,13 +25,14 @@ class Record:
 
     start u8[Hkv, T]: flags (kernels.sparse) after the cut that follows prefill; changes[i]: (kv head, positions, flags) after the
     cut of the i-th captured step; groups: rows encoded together share a number; moved i64[N, Hkv, 2]: bytes in and out of tiers;
-    coded_bytes i64[N, Hkv]: bytes written by encoding; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to, at first; reads[i][h]: pages
-    an observer read; away: (the step's place, kv head, positions, 0 on the device, 1 on the host, 2 on SSD) where that changed."""
+    coded_bytes i64[N, Hkv]: bytes written by encoding; requantised i64[N, Hkv]: rows encoded again; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to at last (decoded_at); reads[i][h]: pages
+    an observer read; away[i]: (kv head, positions, where: engine.away) of rows that changed places after the i-th step."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
     moved: NDArray[np.int64]
     coded_bytes: NDArray[np.int64]
+    requantised: NDArray[np.int64]
     key_group: NDArray[np.int64] | None = None
     value_group: NDArray[np.int64] | None = None
     decoded: dict[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -37,24 +40,28 @@ class Record:
     key_codec: Any = None
     cuts: list[Cut] = field(default_factory=list)
     recoded: list[Recoded] = field(default_factory=list)
-    away: list[tuple[int, int, NDArray[np.int64], NDArray[np.uint8]]] = field(default_factory=list)
+    away: dict[int, list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]] = field(default_factory=dict)
 
+    def decoded_at(self, side: str, head: int, index: int) -> NDArray[np.float32]:
+        """f32[T, d]: what the codes of a kv head decode to at the attention of the step at place `index`."""
+        rows = self.decoded[side][head]
+        later = [x for x in self.recoded if (x.side, x.head) == (side, head) and x.index >= index]
+        if later:
+            rows = rows.copy()
+        for x in reversed(later):
+            rows[x.pos] = x.rows
+        return rows
 
-@dataclass(frozen=True)
-class Cut:
-    """One cut of a kv head that ranked units (windows): unit i64[m] ids, ascending; rows i64[m] of each; before, after u8[m]: their tiers."""
-
-    index: int  # the step's place, -1 after prefill
-    head: int
-    unit: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    before: NDArray[np.uint8]
-    after: NDArray[np.uint8]
+    def versions(self, head: int, index: NDArray[np.int64]) -> list[slice]:
+        """Runs of steps, places `index` ascending, over which the codes of a kv head decode to the same rows."""
+        changes = sorted({x.index for x in self.recoded if x.head == head})
+        edges = [0, *sorted(set(np.searchsorted(index, changes, side="right").tolist()) - {0, len(index)}), len(index)]
+        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class Recoded:
-    """Rows of a kv head that were encoded again after the step at place `index`: what their codes decode to from then on."""
+    """Rows of a kv head that were encoded again after the step at place `index`: what their codes decoded to until then."""
 
     index: int
     side: str
@@ -67,7 +74,7 @@ class Bank:
     """Columns [Hkv, n] of the live slots, positions ascending; a slot that died in this block of steps stays, not valid, until the
     next `compact`, so that columns keep their place for a while."""
 
-    COLUMNS = ("pos", "valid", "k", "v", "key_blur", "value_blur", "key_kept", "value_kept")
+    COLUMNS = ("pos", "valid", "k", "v", "key_blur", "value_blur", "key_kept", "value_kept", "away")
 
     def __init__(self, source: Source, codecs: Codecs | None):
         lay, self.source, self.codecs = source.layer, source, codecs
@@ -79,6 +86,7 @@ class Bank:
         self.k, self.v = np.full(shape, FULL, np.uint8), np.full(shape, FULL, np.uint8)
         self.key_blur, self.value_blur = np.zeros(shape, bool), np.zeros(shape, bool)
         self.key_kept, self.value_kept = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.away = np.zeros(shape, np.uint8)
         self.n = shape[1]
         self.state = State()
         steps = len(source.steps)
@@ -86,7 +94,7 @@ class Bank:
             np.full((lay.kv_heads, total), ALIVE, np.uint8),
             [[] for _ in range(steps)],
             np.zeros((steps, lay.kv_heads, 2), np.int64),
-            np.zeros((steps, lay.kv_heads), np.int64),
+            *np.zeros((2, steps, lay.kv_heads), np.int64),
         )
         if codecs:
             self.record.key_group = np.full((lay.kv_heads, total), NO_GROUP)
@@ -111,6 +119,7 @@ class Bank:
         """The token at position t joins, full; those that left a sliding window are no longer held."""
         self.pos[:, self.n], self.valid[:, self.n] = t, True
         self.k[:, self.n] = self.v[:, self.n] = FULL
+        self.away[:, self.n] = 0
         self.n += 1
         for name, x in self.state.slots.items():
             self.state.slots[name] = np.concatenate([x, np.zeros((len(x), 1), x.dtype)], 1)
@@ -151,8 +160,10 @@ class Bank:
     def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int) -> None:
         """Carry out a plan, u8[Hkv, n] of tiers for keys and values; gone is irrevocable. index: the step's place, -1 after prefill."""
         before, pos = self.flags(), self.pos[:, : self.n].copy()
+        where = np.where(k == HOST, ON_HOST, np.where(k == SSD, ON_SSD, 0)).astype(np.uint8)
         for side, plan in (("k", k), ("v", v)):
-            self._retier(side, plan, index)
+            self._retier(side, np.where(plan > FULL, CODED, plan), index)
+        self._move(where, index)
         self.drop((self.k[:, : self.n] == 0) & (self.v[:, : self.n] == 0))
         after = self.flags()
         for h in np.flatnonzero((before != after).any(1)):
@@ -161,6 +172,33 @@ class Bank:
                 self.record.start[h, pos[h, changed]] = after[h, changed]
             else:
                 self.record.changes[index].append((int(h), pos[h, changed], after[h, changed]))
+
+    def _move(self, where: NDArray[np.uint8], index: int) -> None:
+        """Coded rows change places: out is to a slower one, in to a faster one."""
+        away = self.away[:, : self.n]
+        moved = self.valid[:, : self.n] & (self.k[:, : self.n] > 0) & (away != where)
+        for h in np.flatnonzero(moved.any(1)):
+            slots = moved[h]
+            self.record.away.setdefault(index, []).append((int(h), self.pos[h, : self.n][slots], where[h, slots]))
+            if index >= 0:
+                self.record.moved[index, h, 0] += self._coded_bytes(int((slots & (where[h] < away[h])).sum()))
+                self.record.moved[index, h, 1] += self._coded_bytes(int((slots & (where[h] > away[h])).sum()))
+        away[:] = where
+
+    def _coded_bytes(self, rows: int) -> int:
+        """Of whole groups of coded rows of one kv head, scales included."""
+        assert self.codecs is not None
+        lay, total = self.source.layer, 0
+        for codec, dim in ((self.codecs.k, lay.key_dim), (self.codecs.v, lay.value_dim)):
+            if codec:
+                bits, meta = codec.layout(dim)
+                total += rows * bits // 8 + rows // codec.tokens * meta
+        return total
+
+    def tiers(self) -> NDArray[np.uint8]:
+        """u8[Hkv, n]: the tier of every slot by its key, HOST and SSD among them."""
+        away = self.away[:, : self.n]
+        return np.where(away > 0, FULL + away, self.k[:, : self.n]).astype(np.uint8)
 
     def _retier(self, side: str, plan: NDArray[np.uint8], index: int) -> None:
         n, valid = self.n, self.valid[:, : self.n]
@@ -208,9 +246,20 @@ class Bank:
                 raise WrongUse(
                     f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {codec.tokens}: groups must be whole"
                 )
-            x = self.source.rows("k_pre" if pre else side, h, pos)
+            x, old = self.source.rows("k_pre" if pre else side, h, pos), decoded[h, pos].copy()
+            again = (self.key_blur if side == "k" else self.value_blur)[h, : self.n][slots]
+            if again.any():  # what was read from codes is coded as it was read
+                x[again] = lay.rotated_back(old[again].astype(np.float64), pos[again]) if pre else old[again]
             y = codec.roundtrip(x.reshape(-1, codec.tokens, dim)).reshape(-1, dim)
             decoded[h, pos] = lay.rotate(y, pos) if pre else y
+            if again.any():
+                self._recoded(side, h, index, pos[again], old[again])
             group[h, pos] = np.repeat(pos[:: codec.tokens], codec.tokens)
             if index >= 0:
                 self.record.coded_bytes[index, h] += len(pos) * bits // 8 + len(pos) // codec.tokens * meta
+
+    def _recoded(self, side: str, h: int, index: int, pos: NDArray[np.int64], old: NDArray[np.float32]) -> None:
+        if side == "k":
+            self.record.requantised[index, h] += len(pos)
+        if not np.array_equal(self.record.decoded[side][h, pos], old):
+            self.record.recoded.append(Recoded(index, side, h, pos, old))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
+from kvsim.engine.cuts import cuts_of
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
 from kvsim.engine.source import Prefix, Source
@@ -67,7 +68,7 @@ def evolve(source: Source, chain: Chain) -> Record | None:
             before = bank.flags() if watch and codecs else None
             _place(bank, keep.step(bank.state, seen), seen, store, i, beyond(t))
             if watch and before is not None:
-                watch.blurred(before)
+                watch.blurred(before, i)
     return bank.record
 
 
@@ -81,6 +82,8 @@ def _place(
                 f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
             )
         tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank), beyond)
+        if ranking.unit is not None:
+            bank.record.cuts += cuts_of(ranking, seen.valid, bank.tiers(), tier, index)
         if store:
             bank.apply(np.where(tier, seen.k, GONE), np.where(tier, seen.v, GONE), index)
         else:
@@ -140,17 +143,21 @@ class Watch:
         for r in range(0, self.q.shape[1], OBSERVED_ROWS):
             self.dots[h, r : r + OBSERVED_ROWS, x : x + TILE] = self.q[h, r : r + OBSERVED_ROWS] @ self.keys[h, x : x + TILE].T
 
-    def blurred(self, before: NDArray[np.uint8]) -> None:
-        """Keys that were just coded are seen decoded from the next step on."""
+    def blurred(self, before: NDArray[np.uint8], index: int) -> None:
+        """Keys that were just coded, after the step at place `index`, are seen decoded from the next step on."""
         now = self.bank.flags()
+        again = [x for x in self.bank.record.recoded if x.index == index and x.side == "k"]
         for h in range(len(now)):
-            new = np.flatnonzero((now[h] ^ before[h]) & KEY_BLUR & -(now[h] & ALIVE))
+            changed = ((now[h] ^ before[h]) & KEY_BLUR & -(now[h] & ALIVE)) > 0
+            for x in again:
+                changed |= (x.head == h) & np.isin(self.bank.pos[h, : self.bank.n], x.pos)
+            new = np.flatnonzero(changed)
             for s in new:
                 name = self.bank.record.decoded["k"][h] if now[h, s] & KEY_BLUR else None
                 pos = self.bank.pos[h, s]
                 self.keys[h, s] = name[pos] if name is not None else self.source.rows("k", h, pos[None])[0]
-            for x in sorted({int(s) // TILE * TILE for s in new}):
-                self._tile(h, x)
+            for start in sorted({int(s) // TILE * TILE for s in new}):
+                self._tile(h, start)
 
     def attention(self, i: int, t: int) -> NDArray[np.float64]:
         """f64[Hkv, G, width] of the i-th captured step, 0 where not read."""

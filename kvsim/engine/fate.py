@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine.away import ON_HOST, ON_SSD
 from kvsim.engine.bank import Record
+from kvsim.engine.cuts import window_events
 from kvsim.engine.source import Source
 from kvsim.kernels.sparse import ALIVE, KEY_CODED, KEY_KEPT
 from kvsim.policies.protocol import Codecs
 
-CODES_BESIDE, HOST_COPY = 4, 8
+CODES_BESIDE, HOST_COPY, SSD_COPY = 4, 8, 16
 
 
 def tiers_and_events(
@@ -22,21 +24,30 @@ def tiers_and_events(
 
     A tiers row holds runs of equal tier: the whole prompt at step -1, then only the positions whose tier changed at the step."""
     prompt = source.request.prompt
+    windows = window_events([x for x in record.cuts if x.head == head])
+    where = np.zeros(source.request.total, np.uint8)
     now = record.start[head].copy()
     first, last = source.layer.first_visible(prompt - 1), prompt - 1
     whole = np.arange(first, prompt)
-    tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole]))}]
+    _moved(record, head, -1, where)
+    tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole], where[whole]))}]
     before = np.full(len(whole), ALIVE, np.uint8)
-    events = [_event(-1, before, now[whole], len(whole), 0)]
+    events = [_event(-1, before, now[whole], len(whole), 0) | windows.get(-1, {})]
     full = int(_exact(now[whole]).sum())
     for i, (step, t) in enumerate(zip(source.steps.tolist(), source.t.tolist(), strict=True)):
         pos, flags = _latest([(pos, flags) for h, pos, flags in record.changes[i] if h == head])
-        if len(pos):
-            tiers.append({"step": step, "runs": runs(pos, _tier(codecs, flags))})
+        moved = _moved(record, head, i, where)
+        if len(pos) or len(moved):
+            named = np.union1d(pos, moved)
+            then = now[named]
+            then[np.searchsorted(named, pos)] = flags
+            tiers.append({"step": step, "runs": runs(named, _tier(codecs, then, where[named]))})
         seen = source.layer.first_visible(t)
         full -= int(_exact(now[first:seen]).sum())  # those that left a sliding window; now: exact tokens that existed before
         old = (pos >= seen) & (pos <= last)
-        events.append(_event(step, now[pos], flags, full, t - last, old))
+        aged = 0 if windows else t - last
+        counts = _event(step, now[pos], flags, full, aged, old) | {"requantised": int(record.requantised[i, head])}
+        events.append(counts | windows.get(i, {}))
         full += t - last + int(_exact(flags).sum()) - int(_exact(now[pos]).sum())
         now[pos], first, last = flags, seen, t
     return tiers, events
@@ -65,13 +76,23 @@ def _exact(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return (flags & (ALIVE | KEY_CODED)) == ALIVE
 
 
-def _tier(codecs: Codecs | None, flags: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """0 gone, 1 coded, 2 full, by keys; +4 codes kept beside, +8 host copy."""
+def _moved(record: Record, head: int, index: int, where: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Carries the moves between places after a step into `where`; their positions, ascending."""
+    mine = [(pos, to) for h, pos, to in record.away.get(index, ()) if h == head]
+    for pos, to in mine:
+        where[pos] = to
+    return np.concatenate([np.zeros(0, np.int64), *(pos for pos, _ in mine)])
+
+
+def _tier(codecs: Codecs | None, flags: NDArray[np.uint8], where: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """0 not on the device, 1 coded, 2 full, by keys; +4 codes kept beside, +8 on the host, +16 on SSD."""
     alive, coded = (flags & ALIVE) > 0, (flags & KEY_CODED) > 0
-    tier = np.where(alive, np.where(coded, 1, 2), 0)
+    tier = np.where(alive & (where == 0), np.where(coded, 1, 2), 0)
     kept = (flags & KEY_KEPT) > 0
     copied = (coded | kept) & (codecs is not None and codecs.shadow)
-    return tier + np.where(kept, CODES_BESIDE, 0) + np.where(copied, HOST_COPY, 0)
+    copied |= alive & (where == ON_HOST)
+    on_ssd = alive & (where == ON_SSD)
+    return tier + np.where(kept, CODES_BESIDE, 0) + np.where(copied, HOST_COPY, 0) + np.where(on_ssd, SSD_COPY, 0)
 
 
 def _event(

@@ -153,7 +153,8 @@ class _Work:
             row |= {"hold_tokens": allocate.hold_limit(self.keep, visible, src.request, src.layer)} | stated
         for name, rows in (("tiers", tiers), ("events", events)):
             rows = [r for r in rows if r["step"] in chosen]
-            self.tables[name].append({"kv_head": head} | {c: [r[c] for r in rows] for c in rows[0]})
+            columns = dict.fromkeys(c for r in rows for c in r)  # a column that only cuts have is null at other steps
+            self.tables[name].append({"kv_head": head} | {c: [r.get(c) for r in rows] for c in columns})
 
     def pages_of_layer(self) -> None:
         """resident_page_bytes when a physical page holds its tokens' rows of all kv heads: it stays while any head needs one."""

@@ -200,8 +200,8 @@ def _tiers(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, la
         "runs are ranges of positions up to the step's own, in order",
         [_in_order(r, e) for r, e in zip(x["runs"], ends, strict=True)],
     )
-    known = [all(run["tier"] & 3 <= 2 and 0 <= run["tier"] < 16 for run in runs) for runs in x["runs"]]
-    x.must("a tier is 0, 1 or 2, with 4 and 8 for copies", known)
+    known = [all(run["tier"] & 3 <= 2 and 0 <= run["tier"] < 32 for run in runs) for runs in x["runs"]]
+    x.must("a tier is 0, 1 or 2, with 4, 8 and 16 for copies", known)
 
 
 def _in_order(runs: list[dict[str, int]], end: float) -> bool:
