@@ -60,7 +60,11 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     none = np.zeros(len(block.t), np.int64)
     page_bytes = 0 if read.page is None else page_rows(read) * lay.row_bytes
     scanned, once = picked.scanned if picked else none, once_bytes(read, src)
-    live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
+    live_pages = on_device = none
+    if read.page is not None:
+        table = pages_of(held.pos, read.page)
+        live_pages = (table.rows(held.after) > 0).sum(1)
+        on_device = (table.rows(away.at(held.after, held.where_after)) > 0).sum(1)
     out |= {
         "pos": block.t,
         "visible_tokens": visible,
@@ -74,7 +78,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
         "read_pages": picked.chosen.any(1).sum(1) if picked else None,
         "read_runs": _runs(picked) if picked else None,
         "page_bytes": picked.chosen.any(1).sum(1) * page_bytes if picked else None,
-        "resident_page_bytes": live_pages * page_bytes if read.page is not None else None,
+        "resident_page_bytes": on_device * page_bytes if read.page is not None else None,
         "resident_bytes": resident,
         "meta_resident_bytes": meta_resident + kept_bytes(src, codecs, kept),
         "host_tokens": copies + off,

@@ -153,14 +153,15 @@ def page_stats(dots: Any, flags: Any, every: Any, start: Ints, block: Dense) -> 
 @dataclass
 class Held:
     """What one kv head held in a block: slots pos i64[n]; flags u8[N, n] at the attention of each step, after u8[N, n] once its cut was
-    made; where, where_after u8[N, n] likewise, None when all rows are on the device; dots f32[n, R]. whole: nothing was ever dropped or coded."""
+    made; where, where_after u8[N, n] likewise (engine.away; None when all rows are on the device); dots f32[n, R]. whole: nothing was
+    ever dropped or coded."""
 
     pos: Ints
     flags: NDArray[np.uint8]
     after: NDArray[np.uint8]
     dots: NDArray[np.float32]
     whole: bool
-    where: NDArray[np.uint8] | None = None  # engine.away, where some rows are not on the device; where_after once the cut was made
+    where: NDArray[np.uint8] | None = None
     where_after: NDArray[np.uint8] | None = None
 
     @cached_property

@@ -35,7 +35,7 @@ def mass(block: Any, held: Any, picked: Any) -> NDArray[np.float64]:
     out = np.zeros((len(block.t), group))
     if held.where is None:
         return out.ravel()
-    page = None if picked is None else picked.pages.of_slots()
+    page = np.zeros(0, np.int64) if picked is None else picked.pages.of_slots()
     for i, where in enumerate(held.where):
         slots = np.flatnonzero((where > 0) & ((held.flags[i] & ALIVE) > 0))
         rows = slice(i * group, (i + 1) * group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ class Record:
 
     start u8[Hkv, T]: flags (kernels.sparse) after the cut that follows prefill; changes[i]: (kv head, positions, flags) after the
     cut of the i-th captured step; groups: rows encoded together share a number; moved i64[N, Hkv, 2]: bytes in and out of tiers;
-    coded_bytes i64[N, Hkv]: bytes written by encoding; requantised i64[N, Hkv]: rows encoded again; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to at last (decoded_at); reads[i][h]: pages
-    an observer read; away[i]: (kv head, positions, where: engine.away) of rows that changed places after the i-th step."""
+    coded_bytes i64[N, Hkv]: bytes written by encoding; requantised i64[N, Hkv]: keys encoded again; decoded["k" | "v"] f32[Hkv, T, d]: what
+    codes decode to at last (decoded_at); reads[i][h]: pages an observer read; cuts: of keeps that rank windows; away[i]: (kv head,
+    positions, where: engine.away) of rows that changed places after the i-th step."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
@@ -56,7 +58,7 @@ class Record:
         """Runs of steps, places `index` ascending, over which the codes of a kv head decode to the same rows."""
         changes = sorted({x.index for x in self.recoded if x.head == head})
         edges = [0, *sorted(set(np.searchsorted(index, changes, side="right").tolist()) - {0, len(index)}), len(index)]
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(a, b) for a, b in pairwise(edges)]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,9 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     def beyond(t: int) -> dict[int, float]:
         """Bytes of the tiers outside the device, per kv head."""
         visible = t + 1 - lay.first_visible(t)
-        return {tier: float(allocate.to_tokens(x, visible, source.request, lay) * lay.row_bytes) for tier, x in keep.beyond.items()}
+        return {
+            tier: float(allocate.to_tokens(x, visible, source.request, lay) * lay.row_bytes) for tier, x in keep.beyond.items()
+        }
 
     norm = None
     if observes and WO_NORM in keep.needs:
@@ -72,9 +74,7 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     return bank.record
 
 
-def _place(
-    bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int, beyond: dict[int, float]
-) -> None:
+def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int, beyond: dict[int, float]) -> None:
     """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
     if ranking is not None:
         if type(ranking) is not Ranking:

@@ -45,7 +45,9 @@ def cut(
         survivors(score, protect, valid[: len(score)], limit, keep)
         out = np.where(keep, FULL, GONE).astype(np.uint8)
     else:
-        out = np.stack([_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost, beyond or {}) for h in range(len(score))])
+        out = np.stack(
+            [_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost, beyond or {}) for h in range(len(score))]
+        )
     return np.repeat(out, heads, 0) if one else out
 
 

@@ -175,7 +175,7 @@ class Keep(Part):
     kind = "keep"
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
-    beyond: Mapping[int, Hold] = MappingProxyType({})  # budgets of tiers outside the device: {HOST: ..., SSD: ...}
+    beyond: ClassVar[Mapping[int, Hold]] = MappingProxyType({})  # budgets of tiers outside the device: {HOST: ..., SSD: ...}
     joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
 
     def __post_init__(self) -> None:

@@ -80,11 +80,11 @@ class qevict(Keep):
         expect(self, "recent", self.recent >= 0, "0 tokens or more")
         expect(self, "offset", 0 <= self.offset < self.window, f"0 tokens or more, fewer than window={self.window}")
         expect(self, "decay", 0 < self.decay <= 1, "a factor per event, above 0 and at most 1")
-        expect(self, "decay", self.decay == 1 or self.score in SUMS, f'1 with score="{self.score}", which starts anew at every cut')
+        expect(self, "decay", self.decay == 1 or self.score in SUMS, f'1 with score="{self.score}": it starts anew at cuts')
         rows = self.init != "column" or self.score != "defensive"
         expect(self, "init", rows, '"last", "window" or "zeros" with score="defensive", which looks at single queries')
         away = self.host is not None or self.ssd is not None
-        expect(self, "promotion", not away or self.promotion != "shadow", '"ledger" or "never" with host= or ssd=: coded windows live there')
+        expect(self, "promotion", not away or self.promotion != "shadow", '"ledger" or "never" with host= or ssd=')
         if isinstance(self.hold, tokens) and (room := self.hold.n - self.sinks - self.offset - self.recent) > 0:
             left = f"at most {room} tokens, what sinks, offset and recent leave of hold={written(self.hold)}"
             expect(self, "window", self.window <= room, left)
@@ -108,7 +108,7 @@ class qevict(Keep):
         return Codecs(keys, values, keys=self.domain, ledger=reused, shadow=self.promotion == "shadow")
 
     @property
-    def beyond(self) -> dict[int, Hold]:
+    def beyond(self) -> dict[int, Hold]:  # type: ignore[override]  # derived from host and ssd
         """Budgets of tiers outside the device."""
         return {tier: hold for tier, hold in ((HOST, self.host), (SSD, self.ssd)) if hold is not None}
 
@@ -117,14 +117,16 @@ class qevict(Keep):
             expect(self, "bits", False, f"no store behind it, because it codes rows itself; leave out {type(store).__name__}()")
         keys = getattr(getattr(chain.part("read"), "index", None), "keys", "exact")
         same = self.requantise == "never" or keys == "exact"
-        expect(self, "requantise", same, f'"never" with keys="{keys}": what codes decode to must not change under an index of them')
+        expect(self, "requantise", same, f'"never" with keys="{keys}": an index of what codes decode to cannot follow changes')
 
     # -------------------------------------------------------------------------------------------- attention
     def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
         state = State({"fresh": np.zeros(seen.pos.shape if self._own or self.score == "defensive" else (1, seen.pos.shape[1]))})
         if WO_NORM in self.needs:
             state.slots["worth"] = self._worth(seen)
-        state.slots["score"] = np.where(self._windows(seen)[1] <= seen.t + 1, self._born(prefix, state, seen), 0.0)
+        unit, stop = self._windows(seen)
+        state.slots["score"] = np.where(stop <= seen.t + 1, self._born(prefix, state, seen), 0.0)
+        state.slots["codes"] = np.zeros(unit.shape, bool)
         return state, self._rank(state, seen)
 
     def step(self, state: State, seen: Seen) -> Ranking | None:
@@ -189,15 +191,19 @@ class qevict(Keep):
     # -------------------------------------------------------------------------------------------- the cut
     def _rank(self, state: State, seen: Seen) -> Ranking:
         unit, _ = self._windows(seen)
-        score, full = state.slots["score"], 1 - self.quant_share
-        never_coded = (seen.k == FULL)[: len(unit)] if self.promotion == "never" else None
+        slots, full = state.slots, 1 - self.quant_share
+        score, coded = slots["score"], (seen.k == CODED)[: len(unit)]
+        slots["codes"] = coded | slots["codes"] if self.requantise == "never" else coded
+        never_coded = ~coded if self.promotion == "never" else None
+        # In a sliding layer the oldest window may have lost rows: without codes it stays full or goes.
+        codable = slots["codes"] | (self._rows(unit, seen) == self.window)
         moves: Floats | None = None
-        first = (Stage(full, FULL, among=never_coded),)
+        first: tuple[Stage, ...] = (Stage(full, FULL, among=never_coded),)
         if self.score == "critical":
-            worth = state.slots["worth"] if self._own else state.slots["worth"].mean(axis=0)[None]
+            worth = slots["worth"] if self._own else slots["worth"].mean(axis=0)[None]
             moves = scores.critical(score, worth)
             first = (Stage(full / 2, FULL, among=never_coded), Stage(full / 2, FULL, moves, among=never_coded))
-        rest = (Stage(self.quant_share, CODED, moves), *(Stage(1.0, tier, moves) for tier in self.beyond))
+        rest = (Stage(self.quant_share, CODED, moves, codable), *(Stage(1.0, tier, moves, codable) for tier in self.beyond))
         return Ranking(score, protect=~self._eligible(seen), unit=unit, stages=(*first, *rest))
 
     @property
@@ -211,6 +217,11 @@ class qevict(Keep):
         unit = (seen.pos if self._own else seen.pos[:1]) - first
         unit = unit // self.window
         return unit, first + (unit + 1) * self.window
+
+    def _rows(self, unit: Ints, seen: Seen) -> Ints:
+        """How many live slots the window of each slot has."""
+        live = np.where(seen.valid[: len(unit)] & (unit >= 0), unit + 1, 0)
+        return np.stack([np.bincount(x)[x] for x in live])
 
     def _eligible(self, seen: Seen) -> Mask:
         """Windows all of whose tokens are older than the recent ones."""
