@@ -32,6 +32,9 @@ class Twin:
         self.live = [{} for _ in self.heads_kv]  # kv head -> {position: the row's key and value as attention sees them}
         self.acc = [{} for _ in self.heads_kv]
         self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: its group}
+        self.kept = [{} for _ in self.heads_kv]  # kv head -> {position: its group} of full rows whose codes are kept beside
+        self.fresh = [{} for _ in self.heads_kv]
+        self.codes = self._codes()
         self.ranked_at, self.sets = None, [[set() for _ in self.group] for _ in self.heads_kv]
         self._run()
 
@@ -52,10 +55,10 @@ class Twin:
 
     def _append(self, p):
         for h in self.heads_kv:
-            self.live[h][p], self.acc[h][p] = (self.k[h][p], self.v[h][p]), 0.0
+            self.live[h][p], self.acc[h][p], self.fresh[h][p] = (self.k[h][p], self.v[h][p]), 0.0, 0.0
 
     def _drop(self, h, p):
-        for book in (self.live[h], self.acc[h], self.coded[h]["k"], self.coded[h]["v"]):
+        for book in (self.live[h], self.acc[h], self.fresh[h], self.kept[h], self.coded[h]["k"], self.coded[h]["v"]):
             book.pop(p, None)
 
     # ------------------------------------------------------------------------------------------------ one step
@@ -66,8 +69,9 @@ class Twin:
         weights = [[self._own(i, h, g, reads[h][g]) for g in self.group] for h in self.heads_kv]
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
+        routed = self._route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
         self._cut(t, weights)
-        coded = self._code()
+        coded = self._code() if routed is None else routed
         self.ledger.append(
             [
                 rows[h] | self._held_row(t, h) | {"write_bytes": self.lay.row_bytes + self._index_bytes() + coded[h]}
@@ -207,9 +211,12 @@ class Twin:
         )
         self.q = decode
         self._cut(t, weights, first=True)
+        if self.kind == "qevict":
+            self._born(t)
+            self._windows(t)
 
     def _cut(self, t, weights, first=False):
-        if self.kind == "full":
+        if self.kind in ("full", "qevict"):
             return
         limit = self._limit(t)
         mean = {}
@@ -263,6 +270,116 @@ class Twin:
                 coded["v"][p], self.live[h][p] = p, (self.live[h][p][0], np.float64(np.float32(back)))
         return written
 
+    # ------------------------------------------------------------------------------------------------ windows
+    def _codes(self):
+        """side -> (bits of a number, scales of a group of rows), and how many rows a group of keys has; None when nothing is coded."""
+        dim = {"k": self.lay.key_dim, "v": self.lay.value_dim}
+        if self.kind == "qevict":
+            return {"k": (self.keep.bits, dim["k"]), "v": (self.keep.bits, 1)}
+        if self.store is None:
+            return None
+        return {"k": (self.store.k_bits, dim["k"]), "v": (self.store.v_bits, -(-dim["v"] // self.store.group))}
+
+    def _together(self):
+        """Lists of kv heads that share their decisions."""
+        return [[h] for h in self.heads_kv] if self.keep.scope == "head" else [[*self.heads_kv]]
+
+    def _window(self, p):
+        first = self.keep.sinks + self.keep.offset
+        return (p - first) // self.keep.window if p >= first else None
+
+    def _old(self, p, t):
+        """Whether all of the window that p is in is older than the recent tokens."""
+        w, first = self._window(p), self.keep.sinks + self.keep.offset
+        return w is not None and first + (w + 1) * self.keep.window <= t + 1 - self.keep.recent
+
+    def _born(self, t):
+        """Where the scores of the prompt's windows start."""
+        keep, group = self.keep, len(self.group)
+        rows = {"last": min(keep.period, self.prompt), "window": min(max(1, keep.recent), self.prompt)}.get(keep.init, 0)
+        paid = [[dict.fromkeys(self.live[h], 0.0) for _ in self.group] for h in self.heads_kv]
+        decode = self.q
+        for r in range(rows):
+            self.q, end = self.src.window_q[len(self.src.window_q) - rows + r].astype(np.float64)[None], self.prompt - rows + r
+            for h in self.heads_kv:
+                for g in self.group:
+                    for p, a in self._own(0, h, g, [p for p in sorted(self.live[h]) if p <= end]).items():
+                        paid[h][g][p] += a * (keep.period / rows if keep.init == "window" else 1)
+        self.q = decode
+        if keep.init == "column":
+            for h in self.heads_kv:
+                for g in self.group:
+                    paid[h][g] = {p: float(self.src.mass[h * group + g, p]) / (t + 1 - p) * keep.period for p in self.live[h]}
+        for heads in self._together():
+            for p in self.live[heads[0]]:
+                w = self._window(p)
+                inside = w is not None and keep.sinks + keep.offset + (w + 1) * keep.window <= self.prompt
+                mean = sum(paid[h][g][p] for h in heads for g in self.group) / (len(heads) * group)
+                for h in heads:
+                    self.acc[h][p] = mean if inside else 0.0
+
+    def _route(self, step, t, weights):
+        """After a step -> bytes that encoding wrote, per kv head."""
+        keep, due = self.keep, (step + 1) % self.keep.period == 0
+        for heads in self._together():
+            for p in self.live[heads[0]]:
+                old = self._old(p, t)
+                paid = sum(weights[h][g].get(p, 0.0) for h in heads for g in self.group) / (len(heads) * len(self.group))
+                for h in heads:
+                    self.fresh[h][p] += paid if old or keep.score_from == "birth" else 0.0
+                    if due and old:
+                        self.acc[h][p], self.fresh[h][p] = keep.decay * self.acc[h][p] + self.fresh[h][p], 0.0
+        return self._windows(t) if due else [0] * len(self.heads_kv)
+
+    def _windows(self, t):
+        """The cut: the best windows full, the next coded, the rest gone -> bytes that encoding wrote, per kv head."""
+        keep, lay, new = self.keep, self.lay, [0] * len(self.heads_kv)
+        code = (lay.key_dim + lay.value_dim) * keep.bits / 8 + 4 * lay.key_dim / keep.window + 4
+        for heads in self._together():
+            held = sorted(self.live[heads[0]])
+            windows = {}
+            for p in held:
+                if self._old(p, t):
+                    windows.setdefault(self._window(p), []).append(p)
+            score = {w: sum(self.acc[heads[0]][p] for p in rows) for w, rows in windows.items()}
+            left = (self._limit(t) - (len(held) - sum(map(len, windows.values())))) * lay.row_bytes
+            longest = max(map(len, windows.values()), default=1)
+            many = lambda part, cost: max(0, math.floor(part * left / (cost * longest) + 1e-9))  # noqa: B023, E731
+            order = sorted(windows, key=lambda w: (-score[w], w))
+            for a, b in zip(order, order[1:], strict=False):
+                self._rests_on(score[a] - score[b], inexact=score[a] != 0)
+            may_be_full = [w for w in order if keep.promotion != "never" or windows[w][0] not in self.coded[heads[0]]["k"]]
+            full = may_be_full[: many(1 - keep.quant_share, lay.row_bytes)]
+            coded = [w for w in order if w not in full][: many(keep.quant_share, code)]
+            for w, rows in windows.items():
+                for h in heads:
+                    new[h] += self._retier(h, rows, "full" if w in full else "coded" if w in coded else "gone")
+        codes = [n * lay.key_dim * keep.bits // 8 + n * lay.value_dim * keep.bits // 8 for n in new]
+        return [c + n // keep.window * 4 * lay.key_dim + n * 4 for c, n in zip(codes, new, strict=True)]
+
+    def _retier(self, h, rows, tier):
+        """Rows of one window -> how many of them had to be encoded."""
+        lay, keep, coded = self.lay, self.keep, self.coded[h]
+        if tier == "gone":
+            for p in rows:
+                self._drop(h, p)
+        elif tier == "full":
+            for p in [p for p in rows if p in coded["k"]]:  # as its codes decode, unless a host copy has the original
+                self.kept[h][p] = coded["k"].pop(p)
+                del coded["v"][p]
+                if keep.promotion == "shadow":
+                    self.live[h][p] = self.k[h][p], self.v[h][p]
+        elif rows[0] not in coded["k"]:
+            pre = [self.src.rows("k_pre" if lay.rope else "k", h, np.arange(self.src.request.total))[p] for p in rows]
+            back = np.array([naive.minmax_roundtrip([float(x[j]) for x in pre], keep.bits) for j in range(lay.key_dim)]).T
+            for p, key in zip(rows, back, strict=True):
+                value = np.array(naive.minmax_roundtrip(self.v[h][p].tolist(), keep.bits))
+                self.live[h][p] = np.float64(np.float32(key)), np.float64(np.float32(value))
+                coded["k"][p], coded["v"][p] = rows[0], p
+            known = [self.kept[h].pop(p) for p in rows if p in self.kept[h]]
+            return 0 if known else len(rows)
+        return 0
+
     # ------------------------------------------------------------------------------------------------ rows of the ledger
     def _index_bytes(self):
         """Of one page's summary."""
@@ -281,9 +398,9 @@ class Twin:
             coded = [p for p in positions if p in self.coded[h][side]]
             rows += (len(positions) - len(coded)) * exact
             if coded:
-                bits, groups = getattr(self.store, f"{side}_bits"), {self.coded[h][side][p] for p in coded}
+                (bits, scales), groups = self.codes[side], {self.coded[h][side][p] for p in coded}
                 rows += len(coded) * dim * bits // 8
-                meta += len(groups) * 4 * (dim if side == "k" else -(-dim // self.store.group))
+                meta += len(groups) * 4 * scales
         return rows, meta
 
     def _read_row(self, t, h, reads, picked):
@@ -291,7 +408,7 @@ class Twin:
         rows, meta = self._bytes(h, union)
         row = {"pos": t, "visible_tokens": self._visible(t), "read_tokens": len(union), "read_bytes": rows, "meta_bytes": meta,
                "index_bytes": picked[2] * self._index_bytes(),
-               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova") else 0}  # fmt: skip
+               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova", "qevict") else 0}  # fmt: skip
         if size:
             pages = set().union(*picked[0])
             runs = sum(p - 1 not in pages for p in pages)
@@ -302,6 +419,10 @@ class Twin:
         held, size = sorted(self.live[h]), self.policy.page
         rows, meta = self._bytes(h, held)
         quant = len(self.coded[h]["k"])
+        kept = self.kept[h]
+        if kept:
+            codes = len(kept) * self.lay.key_dim * self.keep.bits // 8 + len(kept) * self.lay.value_dim * self.keep.bits // 8
+            meta += codes + len({*kept.values()}) * 4 * self.lay.key_dim + len(kept) * 4
         row = {"held_tokens": len(held), "quant_tokens": quant, "full_tokens": len(held) - quant, "evicted_tokens": self._visible(t) - len(held),
                "resident_bytes": rows, "meta_resident_bytes": meta}  # fmt: skip
         pages = len({p // size for p in held}) if size else 0
@@ -336,7 +457,7 @@ class Twin:
             "cosine": _cosine(out, full), "out_bound": 2 * mass({*visible} - {*read}) * max(np.linalg.norm(self.v[h][pos]) for pos in visible),
             "read_tokens": len(read), "rounds": picked[3],
         }  # fmt: skip
-        if self.store is not None:
+        if self.codes is not None:
             row |= {"err_select": _relative(exact, full), "err_k": _relative(mixed, full), "err_v": row["rel_l2"]}
         if self.src.request.evidence:
             weight = dict(zip(read, e, strict=True))
