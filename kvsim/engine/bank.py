@@ -8,10 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.coded import encode, for_head, levels, nominal_bits
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
-from kvsim.kernels.sparse import ALIVE, KEY_BLUR, KEY_CODED, KEY_KEPT, VALUE_BLUR, VALUE_CODED, VALUE_KEPT
+from kvsim.kernels.sparse import (
+    ALIVE,
+    BITS,
+    COSTS,
+    GROUP,
+    GROUP_META,
+    KEY_BLUR,
+    KEY_CODED,
+    KEY_KEPT,
+    NOMINAL,
+    ROW_META,
+    VALUE_BLUR,
+    VALUE_CODED,
+    VALUE_KEPT,
+)  # fmt: skip
 from kvsim.policies.protocol import CODED, FULL, Codecs, Seen, State
 
 NO_GROUP = -1
@@ -22,8 +37,10 @@ class Record:
     """What became of every token: all that the accounts need to know of a keep and a store.
 
     start u8[Hkv, T]: flags (kernels.sparse) after the cut that follows prefill; changes[i]: (kv head, positions, flags) after the
-    cut of the i-th captured step; groups: rows encoded together share a number; moved i64[N, Hkv, 2]: bytes in and out of tiers;
-    coded_bytes i64[N, Hkv]: bytes written by encoding; decoded["k" | "v"] f32[Hkv, T, d]; reads[i][h]: pages an observer read."""
+    cut of the i-th captured step; moved i64[N, Hkv, 2]: bytes in and out of tiers; coded_bytes i64[N, Hkv]: bytes written by encoding;
+    cost["k" | "v"] i64[COSTS, Hkv, T]: what the coded form of each row costs (kernels.sparse), key_group, value_group its first row: rows
+    encoded together share a number; once i64[2, Hkv]: bytes of keys and values stored once; level u8[Hkv, T]: the width of coded keys;
+    decoded["k" | "v"] f32[Hkv, T, d]; reads[i][h]: pages an observer read."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
@@ -34,6 +51,9 @@ class Record:
     decoded: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     reads: list[list[Any]] = field(default_factory=list)
     key_codec: Any = None
+    cost: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    once: NDArray[np.int64] | None = None
+    level: NDArray[np.uint8] | None = None
     aged_in: NDArray[np.int64] | None = None
 
 
@@ -54,7 +74,7 @@ class Bank:
         self.key_blur, self.value_blur = np.zeros(shape, bool), np.zeros(shape, bool)
         self.key_kept, self.value_kept = np.zeros(shape, bool), np.zeros(shape, bool)
         self.n = shape[1]
-        self.state = State()
+        self.state, self.store_state = State(), State()
         steps = len(source.steps)
         self.record = Record(
             np.full((lay.kv_heads, total), ALIVE, np.uint8),
@@ -63,9 +83,13 @@ class Bank:
             np.zeros((steps, lay.kv_heads), np.int64),
         )
         if codecs:
-            self.record.key_group = np.full((lay.kv_heads, total), NO_GROUP)
-            self.record.value_group = np.full((lay.kv_heads, total), NO_GROUP)
-            self.record.key_codec = codecs.k
+            record, shape = self.record, (lay.kv_heads, total)
+            record.cost = {side: np.zeros((COSTS, *shape), np.int64) for side in "kv"}
+            for cost in record.cost.values():
+                cost[GROUP] = NO_GROUP
+            record.key_group, record.value_group = record.cost["k"][GROUP], record.cost["v"][GROUP]
+            record.once, record.level = np.zeros((2, lay.kv_heads), np.int64), np.zeros(shape, np.uint8)
+            record.key_codec = codecs.k
 
     # -------------------------------------------------------------------------------------------- slots
     def compact(self, room: int) -> None:
@@ -77,7 +101,8 @@ class Bank:
             new = np.zeros((len(old), padded(n + room, TILE)), old.dtype)
             new[:, :n] = np.take_along_axis(old, take, 1)
             setattr(self, name, new)
-        self.state.slots = {name: np.take_along_axis(x, take[: len(x)], 1) for name, x in self.state.slots.items()}
+        for state in (self.state, self.store_state):
+            state.slots = {name: np.take_along_axis(x, take[: len(x)], 1) for name, x in state.slots.items()}
         self.pos[:, :n][~self.valid[:, :n]] = -1
         self.n = n
 
@@ -86,8 +111,9 @@ class Bank:
         self.pos[:, self.n], self.valid[:, self.n] = t, True
         self.k[:, self.n] = self.v[:, self.n] = FULL
         self.n += 1
-        for name, x in self.state.slots.items():
-            self.state.slots[name] = np.concatenate([x, np.zeros((len(x), 1), x.dtype)], 1)
+        for state in (self.state, self.store_state):
+            for name, x in state.slots.items():
+                state.slots[name] = np.concatenate([x, np.zeros((len(x), 1), x.dtype)], 1)
         if self.source.layer.window is not None:
             self.drop(self.pos[:, : self.n] < self.source.layer.first_visible(t))
 
@@ -119,11 +145,12 @@ class Bank:
         return out
 
     # -------------------------------------------------------------------------------------------- tiers
-    def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int) -> None:
-        """Carry out a plan, u8[Hkv, n] of tiers for keys and values; gone is irrevocable. index: the step's place, -1 after prefill."""
+    def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int, widths: tuple[Any, Any] = (None, None)) -> None:
+        """Carry out a plan, u8[Hkv, n] of tiers for keys and values; gone is irrevocable. index: the step's place, -1 after prefill.
+        widths u8[Hkv, n] of keys and values: which codec of several encodes a row, 1 the first (None: it)."""
         before, pos = self.flags(), self.pos[:, : self.n].copy()
-        for side, plan in (("k", k), ("v", v)):
-            self._retier(side, plan, index)
+        for side, plan, width in (("k", k, widths[0]), ("v", v, widths[1])):
+            self._retier(side, plan, index, width)
         self.drop((self.k[:, : self.n] == 0) & (self.v[:, : self.n] == 0))
         after = self.flags()
         for h in np.flatnonzero((before != after).any(1)):
@@ -133,7 +160,7 @@ class Bank:
             else:
                 self.record.changes[index].append((int(h), pos[h, changed], after[h, changed]))
 
-    def _retier(self, side: str, plan: NDArray[np.uint8], index: int) -> None:
+    def _retier(self, side: str, plan: NDArray[np.uint8], index: int, width: NDArray[np.uint8] | None = None) -> None:
         n, valid = self.n, self.valid[:, : self.n]
         tier, blur = getattr(self, side)[:, :n], (self.key_blur if side == "k" else self.value_blur)[:, :n]
         down, up = valid & (plan == CODED) & (tier == FULL), valid & (plan == FULL) & (tier == CODED)
@@ -143,7 +170,7 @@ class Bank:
             assert group is not None
             known = np.take_along_axis(group, np.maximum(self.pos[:, :n], 0), 1) != NO_GROUP
             if (down & ~known).any():
-                self._encode(side, down & ~known, index)
+                self._encode(side, down & ~known, index, width)
             row = self.source.layer.key_bytes if side == "k" else self.source.layer.value_bytes
             if self.codecs.shadow and index >= 0:
                 self.record.moved[index, :, 0] += up.sum(1) * row
@@ -159,29 +186,43 @@ class Bank:
                     group[h, self.pos[h, :n][up[h]]] = NO_GROUP
         tier[:] = np.where(valid, plan, 0)
 
-    def _encode(self, side: str, rows: NDArray[np.bool_], index: int) -> None:
-        """Encode whole groups of rows bool[Hkv, n] in slot order; a group is named by its first position."""
+    def _encode(self, side: str, rows: NDArray[np.bool_], index: int, width: NDArray[np.uint8] | None = None) -> None:
+        """Encode whole groups of rows bool[Hkv, n] in slot order, those of one width together; a group is named by its first position."""
         assert self.codecs is not None
-        codec, lay = (self.codecs.k if side == "k" else self.codecs.v), self.source.layer
-        if codec is None:
-            raise WrongUse(f"a plan codes {side} rows, but the policy declares no codec for them")
+        codecs = levels(self.codecs.k if side == "k" else self.codecs.v)
+        width = np.ones(rows.shape, np.uint8) if width is None else width
+        if rows.any() and not 1 <= width[rows].min() <= width[rows].max() <= len(codecs):
+            if not codecs:
+                raise WrongUse(f"a plan codes {side} rows, but the policy declares no codec for them")
+            raise WrongUse(
+                f"a plan codes {side} rows at level {width[rows].max()}, but the policy declares {len(codecs)} codecs for them"
+            )
+        for h, slots in enumerate(rows):
+            for level, codec in enumerate(codecs, 1):
+                pos = self.pos[h, : self.n][slots & (width[h] == level)]
+                if len(pos):
+                    self._encode_rows(side, h, pos, level, for_head(codec, self.source.layer.id, h), index)
+
+    def _encode_rows(self, side: str, h: int, pos: NDArray[np.int64], level: int, codec: Any, index: int) -> None:
+        """Encode rows at positions i64[n] of one kv head by one codec."""
+        assert self.codecs is not None
+        lay, record, tokens = self.source.layer, self.record, codec.tokens or len(pos)
+        assert record.once is not None
+        assert record.level is not None
+        if len(pos) % tokens:
+            raise WrongUse(f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {tokens}: groups must be whole")
         dim = lay.key_dim if side == "k" else lay.value_dim
         pre = side == "k" and self.codecs.keys == "pre" and lay.rope is not None
-        group = self.record.key_group if side == "k" else self.record.value_group
-        assert group is not None
-        decoded = self.record.decoded.setdefault(side, np.zeros((lay.kv_heads, self.source.request.total, dim), np.float32))
-        bits, meta = codec.layout(dim)
-        for h, slots in enumerate(rows):
-            pos = self.pos[h, : self.n][slots]
-            if not len(pos):
-                continue
-            if len(pos) % codec.tokens:
-                raise WrongUse(
-                    f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {codec.tokens}: groups must be whole"
-                )
-            x = self.source.rows("k_pre" if pre else side, h, pos)
-            y = codec.roundtrip(x.reshape(-1, codec.tokens, dim)).reshape(-1, dim)
-            decoded[h, pos] = lay.rotate(y, pos) if pre else y
-            group[h, pos] = np.repeat(pos[:: codec.tokens], codec.tokens)
-            if index >= 0:
-                self.record.coded_bytes[index, h] += len(pos) * bits // 8 + len(pos) // codec.tokens * meta
+        coded = encode(codec, self.source.rows("k_pre" if pre else side, h, pos).reshape(-1, tokens, dim))
+        y = coded.values.reshape(-1, dim)
+        decoded = record.decoded.setdefault(side, np.zeros((lay.kv_heads, self.source.request.total, dim), np.float32))
+        decoded[h, pos] = lay.rotate(y, pos) if pre else y
+        cost = record.cost[side]
+        cost[GROUP, h, pos], cost[GROUP_META, h, pos] = np.repeat(pos[::tokens], tokens), np.repeat(coded.group_meta, tokens)
+        cost[BITS, h, pos], cost[ROW_META, h, pos] = coded.bits.ravel(), coded.row_meta.ravel()
+        cost[NOMINAL, h, pos] = nominal_bits(codec, dim)
+        if side == "k":
+            record.level[h, pos] = level
+        record.once[0 if side == "k" else 1, h] = codec.once(dim) if hasattr(codec, "once") else 0
+        if index >= 0:
+            record.coded_bytes[index, h] += int(coded.bits.sum()) // 8 + int(coded.row_meta.sum() + coded.group_meta.sum())

@@ -80,7 +80,7 @@ class _Work:
         self.source, self.job, self.plans, self.allocator, self.explain = source, job, plans, allocator, explain
         self.chain = allocate.for_layer(job.chain, source.layer)
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
-        self.codecs = (self.chain.part("store") or self.keep).codecs
+        self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.all_steps = steps is not None and self.read.refresh != 1
         self.record: Record | None = evolve(source, self.chain)

@@ -25,6 +25,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
                 )
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
+                    _foreign(trace, job.chain)
                     chain = _in_layer(job.chain, layer)
                     for problem in lacking(chain, asked, r, layer, supply):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
@@ -36,6 +37,16 @@ def _in_layer(chain: Chain, layer: Layer) -> Chain:
         return allocate.for_layer(chain, layer)
     except WrongUse as e:  # an index that has no form in the dtype that is billed, or for these keys
         raise WrongUse(f"layer {layer.id}, kv dtype {layer.dtype}: {e}") from None
+
+
+def _foreign(trace: Trace, chain: Chain) -> None:
+    """Raises WrongUse for a part that was calibrated on the trace it is replayed on: it would know what it is tried on."""
+    for part in chain.parts:
+        made_from = getattr(part, "made_from", None)
+        if made_from and made_from.get("sha256") == trace.sha256:
+            raise WrongUse(
+                f"{type(part).__name__}: its calibration was made from the trace that is replayed, {trace.id}; calibrate on another one"
+            )
 
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:

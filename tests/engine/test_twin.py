@@ -33,6 +33,23 @@ STORES = st.one_of(
         st.sampled_from([2, 4, 16]),
         st.sampled_from([(2, 2), (2, 8), (4, 4), (4, 8)]),  # a group of two is coded without loss
     ),
+    st.builds(
+        'fp8(k_bits={}, v_bits={}, scale="{}", residual={}) >> '.format,
+        st.sampled_from([8, 16]),
+        st.sampled_from([8, 16]),
+        st.sampled_from(["token", "none"]),
+        st.sampled_from([0, 3]),
+    ),
+    st.builds(
+        'zipcache(high={}, low={}, unimportant={}, period={}, probes="{}", window={}, divisor="{}") >> '.format,
+        st.sampled_from([4, 8]),
+        st.sampled_from([1, 2]),
+        st.sampled_from([0, 0.4, 1]),
+        st.sampled_from([1, 3, 100]),
+        st.sampled_from(["window", "columns"]),
+        st.sampled_from([1, 8]),
+        st.sampled_from(["tokens", "probes"]),
+    ),
 )
 COMMON = st.builds(
     'read={}, page={}, sinks={}, recent={}, tail="{}", refresh={}'.format,
@@ -100,6 +117,8 @@ LONG = [
     'h2o(hold=share(0.5), sinks=1) >> kivi(group=4, residual=8) >> quest(read=pages(3), page=4, heads="share", refresh=4)',
     "streaming_llm(hold=tokens(40)) >> kivi(group=4, residual=4) >> oracle(read=pages(2), page=4, refresh=3)",
     'tova(hold=tokens(40)) >> quest(read=share(0.2), page=4, heads="split", recent=6)',
+    "h2o(hold=tokens(40)) >> zipcache(period=5, window=6) >> quest(read=pages(4), page=4)",
+    'zipcache(period=4, probes="columns", divisor="tokens") >> oracle(read=pages(4), page=4)',
 ]
 
 

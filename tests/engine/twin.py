@@ -31,13 +31,15 @@ class Twin:
         self.ledger, self.heads, self.held, self.read, self.pages = [], [], [], [], []
         self.live = [{} for _ in self.heads_kv]  # kv head -> {position: the row's key and value as attention sees them}
         self.acc = [{} for _ in self.heads_kv]
-        self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: its group}
+        self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: what its code costs}
+        self.salience = {}  # of prompt rows, by (kv head, position)
         self.ranked_at, self.sets = None, [[set() for _ in self.group] for _ in self.heads_kv]
         self._run()
 
     def _run(self):
         for p in range(self.lay.first_visible(self.prompt - 1), self.prompt):
             self._append(p)
+        self._probe()
         self._first_cut()
         self._code()
         last = self.prompt - 1
@@ -67,7 +69,7 @@ class Twin:
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
         self._cut(t, weights)
-        coded = self._code()
+        coded = self._code(weights, int(self.src.steps[i]))
         self.ledger.append(
             [
                 rows[h] | self._held_row(t, h) | {"write_bytes": self.lay.row_bytes + self._index_bytes() + coded[h]}
@@ -239,29 +241,96 @@ class Twin:
             self._rests_on(last - next_, inexact=last != 0)
         return {*order[: max(limit, len(safe))]}
 
-    def _code(self):
-        """KIVI over the tokens still held -> bytes that encoding wrote, per kv head."""
+    def _code(self, weights=None, step=-1):
+        """The store over the tokens still held -> bytes that encoding wrote, per kv head."""
         written = [0] * len(self.heads_kv)
-        if self.store is None:
-            return written
-        s, lay = self.store, self.lay
-        for h in self.heads_kv:
-            held, coded = sorted(self.live[h]), self.coded[h]
-            waiting = [p for p in held if p not in coded["k"]]
-            waiting = waiting[: len(waiting) // s.residual * s.residual] if s.k_bits < 16 else []
-            written[h] += len(waiting) * lay.key_dim * s.k_bits // 8 + len(waiting) // s.group * 4 * lay.key_dim
-            for a in range(0, len(waiting), s.group):
-                rows = waiting[a : a + s.group]
-                back = np.array([naive.minmax_roundtrip(self.k[h][rows, j].tolist(), s.k_bits) for j in range(lay.key_dim)]).T
-                for p, key in zip(rows, back, strict=True):
-                    coded["k"][p], self.live[h][p] = rows[0], (np.float64(np.float32(key)), self.live[h][p][1])
-            older = [p for p in held[: max(0, len(held) - s.residual)] if p not in coded["v"] and s.v_bits < 16]
-            written[h] += len(older) * lay.value_dim * s.v_bits // 8 + len(older) * 4 * -(-lay.value_dim // s.group)
-            for p in older:
-                parts = [self.v[h][p, c : c + s.group].tolist() for c in range(0, lay.value_dim, s.group)]
-                back = np.array([x for part in parts for x in naive.minmax_roundtrip(part, s.v_bits)])
-                coded["v"][p], self.live[h][p] = p, (self.live[h][p][0], np.float64(np.float32(back)))
+        if self.store is not None:
+            for h in self.heads_kv:
+                written[h] = getattr(self, f"_{type(self.store).__name__}")(h, weights, step)
         return written
+
+    def _put(self, h, side, rows, back, bits, own, shared):
+        """Rows that were encoded together, decoded numbers [n, d]; bits a row, bytes of metadata of each and of all -> bytes written."""
+        for p, x in zip(rows, back, strict=True):
+            key, value = self.live[h][p]
+            x = np.float64(np.float32(x))
+            self.live[h][p] = (x, value) if side == "k" else (key, x)
+            self.coded[h][side][p] = rows[0], bits, own, shared
+        return len(rows) * (bits + 8 * own) // 8 + shared if rows else 0
+
+    def _kivi(self, h, weights, step):
+        s, lay, held = self.store, self.lay, sorted(self.live[h])
+        waiting, written = [p for p in held if p not in self.coded[h]["k"]], 0
+        waiting = waiting[: len(waiting) // s.residual * s.residual] if s.k_bits < 16 else []
+        for a in range(0, len(waiting), s.group):
+            rows = waiting[a : a + s.group]
+            self._put(h, "k", rows, self._by_channel(self.k[h][rows], s.k_bits), lay.key_dim * s.k_bits, 0, 4 * lay.key_dim)
+        written += len(waiting) * lay.key_dim * s.k_bits // 8 + len(waiting) // s.group * 4 * lay.key_dim
+        older = [p for p in held[: max(0, len(held) - s.residual)] if p not in self.coded[h]["v"] and s.v_bits < 16]
+        scales = 4 * -(-lay.value_dim // s.group)
+        for p in older:
+            parts = [self.v[h][p, c : c + s.group].tolist() for c in range(0, lay.value_dim, s.group)]
+            back = [x for part in parts for x in naive.minmax_roundtrip(part, s.v_bits)]
+            self._put(h, "v", [p], [back], lay.value_dim * s.v_bits, 0, scales)
+        return written + len(older) * lay.value_dim * s.v_bits // 8 + len(older) * scales
+
+    def _fp8(self, h, weights, step):
+        s, held, written = self.store, sorted(self.live[h]), 0
+        for side, exact, bits in (("k", self.k[h], s.k_bits), ("v", self.v[h], s.v_bits)):
+            for p in [p for p in held[: max(0, len(held) - s.residual)] if p not in self.coded[h][side] and bits < 16]:
+                scale = float(np.float32(np.abs(exact[p]).max() / 448)) or 1.0 if s.scale == "token" else 1.0
+                back = [naive.nearest_e4m3(x / scale) * scale for x in exact[p]]
+                written += self._put(h, side, [p], [back], 8 * len(back), 4 if s.scale == "token" else 0, 0)
+        return written
+
+    def _zipcache(self, h, weights, step):
+        s, written = self.store, 0
+        if step < 0:
+            n = self._visible(self.prompt - 1)
+            first, probes = self.prompt - n, n if s.probes == "columns" else min(s.window, self.prompt)
+            score = {
+                p: self.salience[h, p] / (n - (p - first) if s.divisor == "tokens" else min(self.prompt - p, probes))
+                for p in self.live[h]
+            }
+        elif (step + 1) % s.period:
+            return 0
+        else:
+            score = {p: sum(weights[h][g].get(p, 0.0) for g in self.group) for p in self.live[h] if p not in self.coded[h]["k"]}
+        order = sorted(score, key=lambda p: (-score[p], p))
+        low = math.floor(s.unimportant * len(order) + 1e-9)
+        if 0 < low < len(order):
+            self._rests_on(score[order[-low - 1]] - score[order[-low]], inexact=True)
+        for rows, bits in ((sorted(order[: len(order) - low]), s.high), (sorted(order[len(order) - low :]), s.low)):
+            if not rows:
+                continue
+            lay, values = self.lay, self.v[h][rows]
+            written += self._put(h, "k", rows, self._by_channel(self.k[h][rows], bits), lay.key_dim * bits, 0, 4 * lay.key_dim)
+            scale = [float(np.float16(math.sqrt(max(abs(x) for x in column)))) or 1.0 for column in values.T]
+            back = [np.array(naive.minmax_roundtrip((row / scale).tolist(), bits)) * scale for row in values]
+            written += self._put(h, "v", rows, back, lay.value_dim * bits, 4, 2 * lay.value_dim)
+        return written
+
+    def _by_channel(self, x, bits):
+        return np.array([naive.minmax_roundtrip(column.tolist(), bits) for column in x.T]).T
+
+    def _probe(self):
+        """The attention that prompt rows gave, summed as zipcache asks for it."""
+        if getattr(self.store, "probes", None) is None:
+            return
+        for h in self.heads_kv:
+            for g in self.group:
+                q_head = h * len(self.group) + g
+                for p in self.live[h]:
+                    mass = float(self.src.mass[q_head, p]) if self.store.probes == "columns" else 0.0
+                    self.salience[h, p] = self.salience.get((h, p), 0.0) + mass
+                if self.store.probes == "window":
+                    rows = min(self.store.window, self.prompt)
+                    decode, self.q = self.q, self.src.window_q[len(self.src.window_q) - rows :].astype(np.float64)
+                    for i, u in enumerate(range(self.prompt - rows, self.prompt)):
+                        seen = [p for p in sorted(self.live[h]) if self.lay.first_visible(u) <= p <= u]
+                        for p, a in self._own(i, h, g, seen).items():
+                            self.salience[h, p] += a
+                    self.q = decode
 
     # ------------------------------------------------------------------------------------------------ rows of the ledger
     def _index_bytes(self):
@@ -278,12 +347,9 @@ class Twin:
         lay, key = self.lay, self.lay.row_bytes * self.lay.key_dim // (self.lay.key_dim + self.lay.value_dim)
         rows = meta = 0
         for side, dim, exact in (("k", lay.key_dim, key), ("v", lay.value_dim, lay.row_bytes - key)):
-            coded = [p for p in positions if p in self.coded[h][side]]
-            rows += (len(positions) - len(coded)) * exact
-            if coded:
-                bits, groups = getattr(self.store, f"{side}_bits"), {self.coded[h][side][p] for p in coded}
-                rows += len(coded) * dim * bits // 8
-                meta += len(groups) * 4 * (dim if side == "k" else -(-dim // self.store.group))
+            coded = [self.coded[h][side][p] for p in positions if p in self.coded[h][side]]
+            rows += (len(positions) - len(coded)) * exact + sum(bits for _, bits, _, _ in coded) // 8
+            meta += sum(own for _, _, own, _ in coded) + sum({name: shared for name, _, _, shared in coded}.values())
         return rows, meta
 
     def _read_row(self, t, h, reads, picked):
@@ -291,12 +357,16 @@ class Twin:
         rows, meta = self._bytes(h, union)
         row = {"pos": t, "visible_tokens": self._visible(t), "read_tokens": len(union), "read_bytes": rows, "meta_bytes": meta,
                "index_bytes": picked[2] * self._index_bytes(),
-               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova") else 0}  # fmt: skip
+               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self._looks(t) else 0}  # fmt: skip
         if size:
             pages = set().union(*picked[0])
             runs = sum(p - 1 not in pages for p in pages)
             row |= {"read_pages": len(pages), "read_runs": runs, "page_bytes": len(pages) * size * self.lay.row_bytes}
         return row
+
+    def _looks(self, t):
+        period = getattr(self.store, "period", None)
+        return self.kind in ("h2o", "tova") or (period is not None and (t - self.prompt + 1) % period == 0)
 
     def _held_row(self, t, h):
         held, size = sorted(self.live[h]), self.policy.page
