@@ -9,6 +9,7 @@ from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, T
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
+from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
 from kvsim.trace.open import Supply, Trace
 
@@ -66,6 +67,8 @@ def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply
             yield f"{type(part).__name__}(refresh={written(refresh)}) counts every decode step: {gaps}"
         if getattr(part, "codecs", None):
             yield f"{type(part).__name__} codes rows at every decode step: {gaps}"
+        if isinstance(part, offload):
+            yield f"offload moves pages at every decode step: {gaps}"
 
 
 def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply) -> str | None:

@@ -299,7 +299,7 @@ class Twin:
         order = sorted(score, key=lambda p: (-score[p], p))
         low = math.floor(s.unimportant * len(order) + 1e-9)
         if 0 < low < len(order):
-            self._rests_on(score[order[-low - 1]] - score[order[-low]], inexact=True)
+            self._rests_on(score[order[-low - 1]] - score[order[-low]], inexact=score[order[-low]] != 0)
         for rows, bits in ((sorted(order[: len(order) - low]), s.high), (sorted(order[len(order) - low :]), s.low)):
             if not rows:
                 continue
@@ -346,7 +346,7 @@ class Twin:
         """(rows and codes, scales and zeros) of some rows of a kv head."""
         lay, key = self.lay, self.lay.row_bytes * self.lay.key_dim // (self.lay.key_dim + self.lay.value_dim)
         rows = meta = 0
-        for side, dim, exact in (("k", lay.key_dim, key), ("v", lay.value_dim, lay.row_bytes - key)):
+        for side, exact in (("k", key), ("v", lay.row_bytes - key)):
             coded = [self.coded[h][side][p] for p in positions if p in self.coded[h][side]]
             rows += (len(positions) - len(coded)) * exact + sum(bits for _, bits, _, _ in coded) // 8
             meta += sum(own for _, _, own, _ in coded) + sum({name: shared for name, _, _, shared in coded}.values())
