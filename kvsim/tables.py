@@ -80,7 +80,9 @@ LEDGER = _schema(
         + ("moved_out_bytes", "collective_bytes"),
         _i64,
     ),
-    {"asked": _f64, "asked_unit": _text, "read_pages": _i32, "read_runs": _i32, "resident_page_bytes": _i64, "page_bytes": _i64},
+    {"asked": _f64, "asked_unit": _text, "read_pages": _i32, "read_runs": _i32, "resident_page_bytes": _i64, "page_bytes": _i64}
+    | dict.fromkeys(("coded_numbers", "coded_nominal_bits", "coded_bytes"), _i64)
+    | dict.fromkeys(("missed_pages", "missed_runs", "prefetched_pages", "prefetch_hits"), _i32),
 )
 HEADS = _schema(
     _UNIT

@@ -19,6 +19,7 @@ from kvsim.units import pages, tokens
 SHIPPED = {
     "adakv": "adakv(hold=tokens(20), window=5)",
     "everything": "everything()",
+    "fp8": "fp8(residual=3)",
     "full": "full()",
     "h2o": "h2o(hold=tokens(18), sinks=1, decay=0.9)",
     "kivi": "kivi(group=2, residual=8)",
@@ -31,6 +32,7 @@ SHIPPED = {
     "snapkv": "snapkv(hold=tokens(20), window=5)",
     "streaming_llm": "streaming_llm(sinks=2, hold=tokens(17))",
     "tova": "tova(hold=tokens(15))",
+    "zipcache": "zipcache(period=4, window=8)",
 }
 CHAINS = [
     'h2o(hold=tokens(24), prefill="zeros") >> kivi(group=2, residual=4) >> quest(read=pages(3), page=4)',

@@ -9,12 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.coded import encode, for_head, levels, nominal_bits
 from kvsim.engine.away import ON_HOST, ON_SSD
 from kvsim.engine.cuts import Cut
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
-from kvsim.kernels.sparse import ALIVE, KEY_BLUR, KEY_CODED, KEY_KEPT, VALUE_BLUR, VALUE_CODED, VALUE_KEPT
+from kvsim.kernels.sparse import (
+    ALIVE,
+    BITS,
+    COSTS,
+    GROUP,
+    GROUP_META,
+    KEY_BLUR,
+    KEY_CODED,
+    KEY_KEPT,
+    NOMINAL,
+    ROW_META,
+    VALUE_BLUR,
+    VALUE_CODED,
+    VALUE_KEPT,
+)  # fmt: skip
 from kvsim.policies.protocol import CODED, FULL, HOST, SSD, Codecs, Seen, State
 
 NO_GROUP = -1
@@ -25,10 +40,12 @@ class Record:
     """What became of every token: all that the accounts need to know of a keep and a store.
 
     start u8[Hkv, T]: flags (kernels.sparse) after the cut that follows prefill; changes[i]: (kv head, positions, flags) after the
-    cut of the i-th captured step; groups: rows encoded together share a number; moved i64[N, Hkv, 2]: bytes in and out of tiers;
-    coded_bytes i64[N, Hkv]: bytes written by encoding; requantised i64[N, Hkv]: keys encoded again; decoded["k" | "v"] f32[Hkv, T, d]: what
-    codes decode to at last (decoded_at); reads[i][h]: pages an observer read; cuts: of keeps that rank windows; away[i]: (kv head,
-    positions, where: engine.away) of rows that changed places after the i-th step."""
+    cut of the i-th captured step; moved i64[N, Hkv, 2]: bytes in and out of tiers; coded_bytes i64[N, Hkv]: bytes written by encoding;
+    requantised i64[N, Hkv]: keys encoded again; cost["k" | "v"] i64[COSTS, Hkv, T]: what the coded form of each row costs (kernels.sparse),
+    key_group, value_group its first row: rows encoded together share a number; once i64[2, Hkv]: bytes of keys and values stored once;
+    level u8[Hkv, T]: the width of coded keys; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to at last (decoded_at); reads[i][h]:
+    pages an observer read; cuts: of keeps that rank windows; away[i]: (kv head, positions, where: engine.away) of rows that changed
+    places after the i-th step."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
@@ -40,6 +57,9 @@ class Record:
     decoded: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     reads: list[list[Any]] = field(default_factory=list)
     key_codec: Any = None
+    cost: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    once: NDArray[np.int64] | None = None
+    level: NDArray[np.uint8] | None = None
     cuts: list[Cut] = field(default_factory=list)
     recoded: list[Recoded] = field(default_factory=list)
     away: dict[int, list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]] = field(default_factory=dict)
@@ -90,7 +110,7 @@ class Bank:
         self.key_kept, self.value_kept = np.zeros(shape, bool), np.zeros(shape, bool)
         self.away = np.zeros(shape, np.uint8)
         self.n = shape[1]
-        self.state = State()
+        self.state, self.store_state = State(), State()
         steps = len(source.steps)
         self.record = Record(
             np.full((lay.kv_heads, total), ALIVE, np.uint8),
@@ -99,9 +119,13 @@ class Bank:
             *np.zeros((2, steps, lay.kv_heads), np.int64),
         )
         if codecs:
-            self.record.key_group = np.full((lay.kv_heads, total), NO_GROUP)
-            self.record.value_group = np.full((lay.kv_heads, total), NO_GROUP)
-            self.record.key_codec = codecs.k
+            record, shape = self.record, (lay.kv_heads, total)
+            record.cost = {side: np.zeros((COSTS, *shape), np.int64) for side in "kv"}
+            for cost in record.cost.values():
+                cost[GROUP] = NO_GROUP
+            record.key_group, record.value_group = record.cost["k"][GROUP], record.cost["v"][GROUP]
+            record.once, record.level = np.zeros((2, lay.kv_heads), np.int64), np.zeros(shape, np.uint8)
+            record.key_codec = codecs.k
 
     # -------------------------------------------------------------------------------------------- slots
     def compact(self, room: int) -> None:
@@ -113,7 +137,8 @@ class Bank:
             new = np.zeros((len(old), padded(n + room, TILE)), old.dtype)
             new[:, :n] = np.take_along_axis(old, take, 1)
             setattr(self, name, new)
-        self.state.slots = {name: np.take_along_axis(x, take[: len(x)], 1) for name, x in self.state.slots.items()}
+        for state in (self.state, self.store_state):
+            state.slots = {name: np.take_along_axis(x, take[: len(x)], 1) for name, x in state.slots.items()}
         self.pos[:, :n][~self.valid[:, :n]] = -1
         self.n = n
 
@@ -123,8 +148,9 @@ class Bank:
         self.k[:, self.n] = self.v[:, self.n] = FULL
         self.away[:, self.n] = 0
         self.n += 1
-        for name, x in self.state.slots.items():
-            self.state.slots[name] = np.concatenate([x, np.zeros((len(x), 1), x.dtype)], 1)
+        for state in (self.state, self.store_state):
+            for name, x in state.slots.items():
+                state.slots[name] = np.concatenate([x, np.zeros((len(x), 1), x.dtype)], 1)
         if self.source.layer.window is not None:
             self.drop(self.pos[:, : self.n] < self.source.layer.first_visible(t))
 
@@ -145,7 +171,7 @@ class Bank:
         tiers = shown(self.k), shown(self.v)
         own = None if a is None else shown(a)
         weight = None if norm is None else np.take_along_axis(norm, np.maximum(self.pos[:, None, : self.n], 0), 2)
-        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own, weight)
+        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own, wo_norm=weight)
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""
@@ -159,12 +185,13 @@ class Bank:
         return out
 
     # -------------------------------------------------------------------------------------------- tiers
-    def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int) -> None:
-        """Carry out a plan, u8[Hkv, n] of tiers for keys and values; gone is irrevocable. index: the step's place, -1 after prefill."""
+    def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int, widths: tuple[Any, Any] = (None, None)) -> None:
+        """Carry out a plan, u8[Hkv, n] of tiers for keys and values; gone is irrevocable. index: the step's place, -1 after prefill.
+        widths u8[Hkv, n] of keys and values: which codec of several encodes a row, 1 the first (None: it)."""
         before, pos = self.flags(), self.pos[:, : self.n].copy()
         where = np.where(k == HOST, ON_HOST, np.where(k == SSD, ON_SSD, 0)).astype(np.uint8)
-        for side, plan in (("k", k), ("v", v)):
-            self._retier(side, np.where(plan > FULL, CODED, plan), index)
+        for side, plan, width in (("k", k, widths[0]), ("v", v, widths[1])):
+            self._retier(side, np.where(plan > FULL, CODED, plan), index, width)
         self._move(where, index)
         self.drop((self.k[:, : self.n] == 0) & (self.v[:, : self.n] == 0))
         after = self.flags()
@@ -180,21 +207,21 @@ class Bank:
         away = self.away[:, : self.n]
         moved = self.valid[:, : self.n] & (self.k[:, : self.n] > 0) & (away != where)
         for h in np.flatnonzero(moved.any(1)):
-            slots = moved[h]
-            self.record.away.setdefault(index, []).append((int(h), self.pos[h, : self.n][slots], where[h, slots]))
+            pos, old, new = (x[h, : self.n][moved[h]] for x in (self.pos, away, where))
+            self.record.away.setdefault(index, []).append((int(h), pos, new))
             if index >= 0:
-                self.record.moved[index, h, 0] += self._coded_bytes(int((slots & (where[h] < away[h])).sum()))
-                self.record.moved[index, h, 1] += self._coded_bytes(int((slots & (where[h] > away[h])).sum()))
+                self.record.moved[index, h, 0] += self._coded_bytes(int(h), pos[new < old])
+                self.record.moved[index, h, 1] += self._coded_bytes(int(h), pos[new > old])
         away[:] = where
 
-    def _coded_bytes(self, rows: int) -> int:
-        """Of whole groups of coded rows of one kv head, scales included."""
-        assert self.codecs is not None
-        lay, total = self.source.layer, 0
-        for codec, dim in ((self.codecs.k, lay.key_dim), (self.codecs.v, lay.value_dim)):
-            if codec:
-                bits, meta = codec.layout(dim)
-                total += rows * bits // 8 + rows // codec.tokens * meta
+    def _coded_bytes(self, h: int, pos: NDArray[np.int64]) -> int:
+        """Of the coded rows at some positions of a kv head; groups are paid whole."""
+        total = 0
+        for cost in self.record.cost.values():
+            _, first = np.unique(cost[GROUP, h, pos], return_index=True)
+            total += int(cost[BITS, h, pos].sum()) // 8 + int(
+                cost[ROW_META, h, pos].sum() + cost[GROUP_META, h, pos[first]].sum()
+            )
         return total
 
     def tiers(self) -> NDArray[np.uint8]:
@@ -202,7 +229,7 @@ class Bank:
         away = self.away[:, : self.n]
         return np.where(away > 0, FULL + away, self.k[:, : self.n]).astype(np.uint8)
 
-    def _retier(self, side: str, plan: NDArray[np.uint8], index: int) -> None:
+    def _retier(self, side: str, plan: NDArray[np.uint8], index: int, width: NDArray[np.uint8] | None = None) -> None:
         n, valid = self.n, self.valid[:, : self.n]
         tier, blur = getattr(self, side)[:, :n], (self.key_blur if side == "k" else self.value_blur)[:, :n]
         down, up = valid & (plan == CODED) & (tier == FULL), valid & (plan == FULL) & (tier == CODED)
@@ -212,7 +239,7 @@ class Bank:
             assert group is not None
             known = np.take_along_axis(group, np.maximum(self.pos[:, :n], 0), 1) != NO_GROUP
             if (down & ~known).any():
-                self._encode(side, down & ~known, index)
+                self._encode(side, down & ~known, index, width)
             row = self.source.layer.key_bytes if side == "k" else self.source.layer.value_bytes
             if self.codecs.shadow and index >= 0:
                 self.record.moved[index, :, 0] += up.sum(1) * row
@@ -228,37 +255,53 @@ class Bank:
                     group[h, self.pos[h, :n][up[h]]] = NO_GROUP
         tier[:] = np.where(valid, plan, 0)
 
-    def _encode(self, side: str, rows: NDArray[np.bool_], index: int) -> None:
-        """Encode whole groups of rows bool[Hkv, n] in slot order; a group is named by its first position."""
+    def _encode(self, side: str, rows: NDArray[np.bool_], index: int, width: NDArray[np.uint8] | None = None) -> None:
+        """Encode whole groups of rows bool[Hkv, n] in slot order, those of one width together; a group is named by its first position."""
         assert self.codecs is not None
-        codec, lay = (self.codecs.k if side == "k" else self.codecs.v), self.source.layer
-        if codec is None:
-            raise WrongUse(f"a plan codes {side} rows, but the policy declares no codec for them")
+        codecs = levels(self.codecs.k if side == "k" else self.codecs.v)
+        width = np.ones(rows.shape, np.uint8) if width is None else width
+        if rows.any() and not 1 <= width[rows].min() <= width[rows].max() <= len(codecs):
+            if not codecs:
+                raise WrongUse(f"a plan codes {side} rows, but the policy declares no codec for them")
+            raise WrongUse(
+                f"a plan codes {side} rows at level {width[rows].max()}, but the policy declares {len(codecs)} codecs for them"
+            )
+        for h, slots in enumerate(rows):
+            for level, codec in enumerate(codecs, 1):
+                mine = np.flatnonzero(slots & (width[h] == level))
+                if len(mine):
+                    self._encode_rows(side, h, mine, level, for_head(codec, self.source.layer.id, h), index)
+
+    def _encode_rows(self, side: str, h: int, slots: NDArray[np.int64], level: int, codec: Any, index: int) -> None:
+        """Encode the rows in some slots of one kv head by one codec."""
+        assert self.codecs is not None
+        pos = self.pos[h, slots]
+        lay, record, tokens = self.source.layer, self.record, codec.tokens or len(pos)
+        assert record.once is not None
+        assert record.level is not None
+        if len(pos) % tokens:
+            raise WrongUse(f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {tokens}: groups must be whole")
         dim = lay.key_dim if side == "k" else lay.value_dim
         pre = side == "k" and self.codecs.keys == "pre" and lay.rope is not None
-        group = self.record.key_group if side == "k" else self.record.value_group
-        assert group is not None
-        decoded = self.record.decoded.setdefault(side, np.zeros((lay.kv_heads, self.source.request.total, dim), np.float32))
-        bits, meta = codec.layout(dim)
-        for h, slots in enumerate(rows):
-            pos = self.pos[h, : self.n][slots]
-            if not len(pos):
-                continue
-            if len(pos) % codec.tokens:
-                raise WrongUse(
-                    f"{len(pos)} {side} rows of kv head {h} are to be coded in groups of {codec.tokens}: groups must be whole"
-                )
-            x, old = self.source.rows("k_pre" if pre else side, h, pos), decoded[h, pos].copy()
-            again = (self.key_blur if side == "k" else self.value_blur)[h, : self.n][slots]
-            if again.any():  # what was read from codes is coded as it was read
-                x[again] = lay.rotated_back(old[again].astype(np.float64), pos[again]) if pre else old[again]
-            y = codec.roundtrip(x.reshape(-1, codec.tokens, dim)).reshape(-1, dim)
-            decoded[h, pos] = lay.rotate(y, pos) if pre else y
-            if again.any():
-                self._recoded(side, h, index, pos[again], old[again])
-            group[h, pos] = np.repeat(pos[:: codec.tokens], codec.tokens)
-            if index >= 0:
-                self.record.coded_bytes[index, h] += len(pos) * bits // 8 + len(pos) // codec.tokens * meta
+        x = self.source.rows("k_pre" if pre else side, h, pos)
+        decoded = record.decoded.setdefault(side, np.zeros((lay.kv_heads, self.source.request.total, dim), np.float32))
+        old, again = decoded[h, pos].copy(), (self.key_blur if side == "k" else self.value_blur)[h, slots]
+        if again.any():  # what was read from codes is coded as it was read
+            x[again] = lay.rotated_back(old[again].astype(np.float64), pos[again]) if pre else old[again]
+        coded = encode(codec, x.reshape(-1, tokens, dim))
+        y = coded.values.reshape(-1, dim)
+        decoded[h, pos] = lay.rotate(y, pos) if pre else y
+        if again.any():
+            self._recoded(side, h, index, pos[again], old[again])
+        cost = record.cost[side]
+        cost[GROUP, h, pos], cost[GROUP_META, h, pos] = np.repeat(pos[::tokens], tokens), np.repeat(coded.group_meta, tokens)
+        cost[BITS, h, pos], cost[ROW_META, h, pos] = coded.bits.ravel(), coded.row_meta.ravel()
+        cost[NOMINAL, h, pos] = nominal_bits(codec, dim)
+        if side == "k":
+            record.level[h, pos] = level
+        record.once[0 if side == "k" else 1, h] = codec.once(dim) if hasattr(codec, "once") else 0
+        if index >= 0:
+            record.coded_bytes[index, h] += int(coded.bits.sum()) // 8 + int(coded.row_meta.sum() + coded.group_meta.sum())
 
     def _recoded(self, side: str, h: int, index: int, pos: NDArray[np.int64], old: NDArray[np.float32]) -> None:
         if side == "k":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvsim.geometry import ATTENTION, WO_NORM
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
-from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Codecs, Ranking, Seen, Store
+from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking, Seen, Store
 
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
@@ -26,12 +27,13 @@ OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at on
 def evolve(source: Source, chain: Chain) -> Record | None:
     """The record of every token's fate, or None when all stay and stay exact.
 
-    A keep with ATTENTION in its needs sees at every step the softmax over what its own read part loaded."""
-    keep, store, read = (chain.part(kind) for kind in ("keep", "store", "read"))
-    codecs: Codecs | None = (store or keep).codecs
+    A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
+    keep, read, codecs = chain.part("keep"), chain.part("read"), chain.codecs
+    store: Store | None = chain.part("store")
+    store = store if store and store.codecs else None
     if keep.hold is None and codecs is None:
         return None
-    lay, observes = source.layer, ATTENTION in keep.needs
+    lay, watching = source.layer, [part for part in (keep, store) if part and ATTENTION in part.needs]
     bank = Bank(source, codecs)
 
     def limit(t: int) -> int:
@@ -45,37 +47,51 @@ def evolve(source: Source, chain: Chain) -> Record | None:
         }
 
     norm = None
-    if observes and WO_NORM in keep.needs:
+    if WO_NORM in keep.needs:
         assert source.wo_norm is not None
         norm = source.wo_norm.astype(np.float64).reshape(lay.kv_heads, lay.group, -1)
     prompt = source.request.prompt
     seen = bank.seen(-1, prompt - 1, limit(prompt - 1), norm=norm)
     bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
+    if store:
+        bank.store_state = store.start(Prefix(source, store.needs, type(store).__name__), seen)
     _place(bank, ranking, seen, store, -1, beyond(prompt - 1))
     block = max(1, OBSERVED_ROWS // lay.group)
-    watch = Watch(source, bank, read) if observes else None
+    watch = Watch(source, bank, read) if watching else None
     last = prompt - 1
     for i0 in range(0, len(source.steps), block):
         ts = source.t[i0 : i0 + block]
         room = int(ts[-1] - last) + block - len(ts)
         bank.compact(room)
-        if watch:
-            watch.begin(i0, ts, range(last + 1, int(ts[-1]) + 1))
+        look = [[part for part in watching if part.looks(step)] for step in source.steps[i0 : i0 + block].tolist()]
+        awake = watch if watch and (watch.readers or any(look)) else None  # pages are picked at every step, looked at or not
+        if awake:
+            awake.begin(i0, ts, range(last + 1, int(ts[-1]) + 1))
         for i, t in enumerate(ts.tolist(), i0):
             for new in range(last + 1, t + 1):
                 bank.append(new)
             last = t
-            a = watch.attention(i, t) if watch else None
-            seen = bank.seen(int(source.steps[i]), t, limit(t), a, norm)
-            before = bank.flags() if watch and codecs else None
-            _place(bank, keep.step(bank.state, seen), seen, store, i, beyond(t))
-            if watch and before is not None:
-                watch.blurred(before, i)
+            looking = look[i - i0]
+            a = awake.attention(i, t) if awake and (awake.readers or looking) else None
+            seen = bank.seen(int(source.steps[i]), t, limit(t), a if keep in looking else None, norm)
+            before = bank.flags() if awake and codecs else None
+            _place(bank, keep.step(bank.state, seen), seen, store, i, beyond(t), a if store in looking else None)
+            if awake and before is not None:
+                awake.blurred(before, i)
     return bank.record
 
 
-def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int, beyond: dict[int, float]) -> None:
-    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
+def _place(
+    bank: Bank,
+    ranking: Ranking | None,
+    seen: Seen,
+    store: Store | None,
+    index: int,
+    beyond: dict[int, float],
+    a: NDArray[np.float64] | None = None,
+) -> None:
+    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded. a: what it sees;
+    beyond: bytes of the tiers outside the device, per kv head."""
     if ranking is not None:
         if type(ranking) is not Ranking:
             raise WrongUse(
@@ -89,21 +105,21 @@ def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None,
         else:
             bank.apply(tier, tier, index)
     if store:
-        after = bank.seen(seen.step, seen.t, int(seen.limit[0]))
-        keys, values = store.place(after)
-        bank.apply(
-            np.where(keys, np.minimum(after.k, CODED), after.k), np.where(values, np.minimum(after.v, CODED), after.v), index
-        )
+        after = replace(bank.seen(seen.step, seen.t, int(seen.limit[0]), a), state=bank.store_state)
+        keys, values = (np.asarray(x).astype(np.uint8) for x in store.place(after))
+        k, v = (np.where(x, np.minimum(tier, CODED), tier) for x, tier in ((keys, after.k), (values, after.v)))
+        bank.apply(k, v, index, (keys, values))
 
 
 def row_cost(bank: Bank) -> dict[int, float]:
-    """Bytes of one row of one kv head by tier; a coded row with its part of its group's scales."""
+    """Bytes of one row of one kv head by tier; a coded row with its part of its group's scales, where all coded rows cost the same."""
     lay, cost = bank.source.layer, {FULL: float(bank.source.layer.row_bytes)}
-    if bank.codecs:
+    if bank.codecs and all(codec is None or hasattr(codec, "layout") for codec in (bank.codecs.k, bank.codecs.v)):
         cost[CODED] = 0.0
-        for codec, dim, exact in ((bank.codecs.k, lay.key_dim, lay.key_bytes), (bank.codecs.v, lay.value_dim, lay.value_bytes)):
+        sides: Any = ((bank.codecs.k, lay.key_dim, lay.key_bytes), (bank.codecs.v, lay.value_dim, lay.value_bytes))
+        for codec, dim, exact in sides:
             bits, meta = codec.layout(dim) if codec else (8 * exact, 0)
-            cost[CODED] += bits / 8 + (meta / codec.tokens if codec else 0)
+            cost[CODED] += bits / 8 + (meta / (codec.tokens or 1) if codec else 0)
         cost[HOST] = cost[SSD] = cost[CODED]
     return cost
 

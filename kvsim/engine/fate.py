@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.coded import levels
 from kvsim.engine.away import ON_HOST, ON_SSD
 from kvsim.engine.bank import Record
 from kvsim.engine.cuts import window_events
@@ -30,7 +31,12 @@ def tiers_and_events(
     first, last = source.layer.first_visible(prompt - 1), prompt - 1
     whole = np.arange(first, prompt)
     _moved(record, head, -1, where)
-    tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole], where[whole]))}]
+    tiers = [
+        {
+            "step": -1,
+            "runs": runs(whole, _tier(codecs, now[whole], where[whole]), _level(record, codecs, head, whole, now[whole])),
+        }
+    ]
     before = np.full(len(whole), ALIVE, np.uint8)
     events = [_event(-1, before, now[whole], len(whole), 0) | windows.get(-1, {})]
     full = int(_exact(now[whole]).sum())
@@ -41,7 +47,8 @@ def tiers_and_events(
             named = np.union1d(pos, moved)
             then = now[named]
             then[np.searchsorted(named, pos)] = flags
-            tiers.append({"step": step, "runs": runs(named, _tier(codecs, then, where[named]))})
+            level = _level(record, codecs, head, named, then)
+            tiers.append({"step": step, "runs": runs(named, _tier(codecs, then, where[named]), level)})
         seen = source.layer.first_visible(t)
         full -= int(_exact(now[first:seen]).sum())  # those that left a sliding window; now: exact tokens that existed before
         old = (pos >= seen) & (pos <= last)
@@ -53,13 +60,26 @@ def tiers_and_events(
     return tiers, events
 
 
-def runs(pos: NDArray[np.int64], tier: NDArray[np.int64]) -> list[dict[str, int]]:
-    """Neighbouring positions of equal tier as half-open ranges; pos ascending."""
+def runs(pos: NDArray[np.int64], tier: NDArray[np.int64], level: NDArray[np.uint8] | None = None) -> list[dict[str, int | None]]:
+    """Neighbouring positions of equal tier and level (0: none) as half-open ranges; pos ascending."""
     if not len(pos):
         return []
-    cut = np.flatnonzero((np.diff(pos, prepend=pos[0]) > 1) | (np.diff(tier, prepend=tier[0]) != 0))
-    start, stop = np.append(0, cut), np.append(cut, len(pos))
-    return [{"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a])} for a, b in zip(start, stop, strict=True)]
+    level = np.zeros(len(pos), np.uint8) if level is None else level
+    edge = (np.diff(pos, prepend=pos[0]) > 1) | (np.diff(tier, prepend=tier[0]) != 0) | (np.diff(level, prepend=level[0]) != 0)
+    start = np.append(0, np.flatnonzero(edge))
+    return [
+        {"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a]), "level": int(level[a]) or None}
+        for a, b in zip(start, np.append(start[1:], len(pos)), strict=True)
+    ]
+
+
+def _level(
+    record: Record, codecs: Codecs | None, head: int, pos: NDArray[np.int64], flags: NDArray[np.uint8]
+) -> NDArray[np.uint8] | None:
+    """Which of several widths the keys of rows are coded in, 0: in none."""
+    if codecs is None or record.level is None or len(levels(codecs.k)) < 2:
+        return None
+    return np.where(flags & KEY_CODED, record.level[head, pos], 0).astype(np.uint8)
 
 
 def _latest(changes: list[tuple[NDArray[np.int64], NDArray[np.uint8]]]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

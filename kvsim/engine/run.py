@@ -18,6 +18,7 @@ from kvsim.engine.evidence import evidence
 from kvsim.engine.evolve import evolve
 from kvsim.engine.explain import explain as explained
 from kvsim.engine.fate import tiers_and_events
+from kvsim.engine.offload import PageCache, offloaded
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked, Reader, ranking_of
 from kvsim.engine.source import Source
@@ -25,6 +26,7 @@ from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import Rule
+from kvsim.policies.store.offload import offload
 
 TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "evidence")
 Columns = dict[str, Any]
@@ -80,9 +82,10 @@ class _Work:
         self.source, self.job, self.plans, self.allocator, self.explain = source, job, plans, allocator, explain
         self.chain = allocate.for_layer(job.chain, source.layer)
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
-        self.codecs = (self.chain.part("store") or self.keep).codecs
+        self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
-        self.all_steps = steps is not None and self.read.refresh != 1
+        self.store = self.chain.part("store")
+        self.all_steps = steps is not None and (self.read.refresh != 1 or isinstance(self.store, offload))
         self.record: Record | None = evolve(source, self.chain)
         self.tables: Tables = {name: [] for name in TABLES}
 
@@ -93,6 +96,9 @@ class _Work:
         self.reader = (
             None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
         )
+        self.cache = None
+        if isinstance(self.store, offload):
+            self.cache = PageCache(self.store, read.page, -(-src.request.total // read.page))
         self.curves = None
         self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
@@ -117,6 +123,10 @@ class _Work:
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
         heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth)
         heads |= self.beside.columns(dense, held, picked, got)
+        pages = self._live_pages(held)
+        if self.cache and picked is not None:
+            changed, more, on_device = offloaded(self.cache, self.read, dense, held, picked)
+            ledger, heads, pages = ledger | changed, heads | more, pages and on_device
         if self.curves and picked is not None:
             self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
         if self.plans and picked is not None:
@@ -125,7 +135,7 @@ class _Work:
             return
         steps = self.source.steps[dense.index]
         q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
-        self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": self._live_pages(held)}, wanted)
+        self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": pages}, wanted)
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))

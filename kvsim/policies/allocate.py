@@ -63,8 +63,10 @@ def largest_remainder(raw: Any, total: int) -> NDArray[np.int64]:
 def for_layer(chain: Chain, layer: Layer) -> Chain:
     """The chain as this layer runs it: dense_layers=n reads the first n whole, and an index's dtype "kv" is the billed one.
 
-    Raises WrongUse for an index that has no form for the layer's keys."""
-    read = chain.part("read")
+    Raises WrongUse for an index or a codec that has no form for the layer's keys."""
+    read, codecs = chain.part("read"), chain.codecs
+    if codecs is not None:
+        codecs.check(layer)
     if read is None or layer.id < getattr(read, "dense_layers", 0):
         return chain if read is None else chain.with_part(everything(page=read.page, tile=read.tile))
     if hasattr(read.index, "check"):

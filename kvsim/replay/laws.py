@@ -129,10 +129,11 @@ def _ledger(x: Rows, chain: Chain, request: Request, layer: Layer) -> None:
 def _ledger_bytes(x: Rows, chain: Chain, layer: Layer) -> None:
     row = layer.row_bytes
     held, read = x["held_tokens"] * row, x["read_tokens"] * row
-    x.must("held rows cost no more than exact ones", x["resident_bytes"] <= held)
-    x.must("rows read cost no more than exact ones", x["read_bytes"] <= read)
+    grows = chain.codecs is not None and chain.codecs.grows
+    x.must("held rows cost no more than exact ones", grows | (x["resident_bytes"] <= held))
+    x.must("rows read cost no more than exact ones", grows | (x["read_bytes"] <= read))
     x.must("every step writes its own row", x["write_bytes"] >= row)
-    if (chain.part("store") or chain.part("keep")).codecs is None:
+    if chain.codecs is None:
         x.must(
             "without a codec nothing is quantised",
             (x["quant_tokens"] == 0) & (x["meta_resident_bytes"] == 0) & (x["meta_bytes"] == 0),
@@ -161,9 +162,9 @@ def _heads(x: Rows, ledger: Rows, chain: Chain) -> None:
     whole = x["read_tokens"] == ledger["visible_tokens"][at]
     x.must("who reads all that is visible misses nothing", ~whole | (x["mass_evicted"] + x["mass_unread"] <= MASS))
     x.must("who reads all that is visible has every top token", ~whole | np.all([x[name] == 1 for name in RECALLS], axis=0))
-    if (chain.part("store") or chain.part("keep")).codecs is None:
+    if chain.codecs is None:
         x.must("who reads all that is visible, exactly, has the dense output", ~whole | (x["rel_l2"] <= ERROR))
-    index, coded = chain.part("read").index, (chain.part("store") or chain.part("keep")).codecs is not None
+    index, coded = chain.part("read").index, chain.codecs is not None
     captured = not coded or getattr(index, "keys", "exact") == "exact"  # else the bounds are of other keys than these masses
     if index is not None and index.bound and captured:
         x.must("eps_hat bounds the mass not read", ~(x["mass_unread"] > x["eps_hat"] + MASS))

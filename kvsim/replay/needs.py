@@ -9,6 +9,7 @@ from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, T
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
+from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
 from kvsim.trace.open import Supply, Trace
 
@@ -25,6 +26,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
                 )
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
+                    _foreign(trace, job.chain)
                     chain = _in_layer(job.chain, layer)
                     for problem in lacking(chain, asked, r, layer, supply):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
@@ -36,6 +38,16 @@ def _in_layer(chain: Chain, layer: Layer) -> Chain:
         return allocate.for_layer(chain, layer)
     except WrongUse as e:  # an index that has no form in the dtype that is billed, or for these keys
         raise WrongUse(f"layer {layer.id}, kv dtype {layer.dtype}: {e}") from None
+
+
+def _foreign(trace: Trace, chain: Chain) -> None:
+    """Raises WrongUse for a part that was calibrated on the trace it is replayed on: it would know what it is tried on."""
+    for part in chain.parts:
+        made_from = getattr(part, "made_from", None)
+        if made_from and made_from.get("sha256") == trace.sha256:
+            raise WrongUse(
+                f"{type(part).__name__}: its calibration was made from the trace that is replayed, {trace.id}; calibrate on another one"
+            )
 
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
@@ -55,6 +67,8 @@ def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply
             yield f"{type(part).__name__}(refresh={written(refresh)}) counts every decode step: {gaps}"
         if getattr(part, "codecs", None):
             yield f"{type(part).__name__} codes rows at every decode step: {gaps}"
+        if isinstance(part, offload):
+            yield f"offload moves pages at every decode step: {gaps}"
 
 
 def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply) -> str | None:

@@ -47,6 +47,23 @@ STORES = st.one_of(
         st.sampled_from([2, 4, 16]),
         st.sampled_from([(2, 2), (2, 8), (4, 4), (4, 8)]),  # a group of two is coded without loss
     ),
+    st.builds(
+        'fp8(k_bits={}, v_bits={}, scale="{}", residual={}) >> '.format,
+        st.sampled_from([8, 16]),
+        st.sampled_from([8, 16]),
+        st.sampled_from(["token", "none"]),
+        st.sampled_from([0, 3]),
+    ),
+    st.builds(
+        'zipcache(high={}, low={}, unimportant={}, period={}, probes="{}", window={}, divisor="{}") >> '.format,
+        st.sampled_from([4, 8]),
+        st.sampled_from([1, 2]),
+        st.sampled_from([0, 0.4, 1]),
+        st.sampled_from([1, 3, 100]),
+        st.sampled_from(["window", "columns"]),
+        st.sampled_from([1, 8]),
+        st.sampled_from(["tokens", "probes"]),
+    ),
 )
 COMMON = st.builds(
     'read={}, page={}, sinks={}, recent={}, tail="{}", refresh={}'.format,
@@ -120,6 +137,8 @@ LONG = [
     "qevict(hold=share(0.5), window=4, period=3, sinks=2, recent=6, offset=1)",
     'qevict(hold=tokens(30), window=4, period=2, sinks=2, recent=6, scope="head", score_from="birth", promotion="shadow")',
     'qevict(hold=share(0.5), window=3, period=3, sinks=1, recent=5, init="window", promotion="never", decay=0.5) >> quest(read=pages(4), page=4)',
+    "h2o(hold=tokens(40)) >> zipcache(period=5, window=6) >> quest(read=pages(4), page=4)",
+    'zipcache(period=4, probes="columns", divisor="tokens") >> oracle(read=pages(4), page=4)',
 ]
 
 

@@ -9,12 +9,13 @@ import math
 import numpy as np
 
 from tests import naive
+from tests.engine.twin_windows import Windows
 
 LOG2E, NO_SINK = math.log2(math.e), -1e300
 FAR_FIRST, FAR_LAST = 4, 64
 
 
-class Twin:
+class Twin(Windows):
     """ledger[i][h] and heads[i][q]: a row each as a dict. held[i][h]: {position: "full" | "coded"} after step i; read[i][q]: positions;
     pages[i][q]: pages. margin: the smallest difference that a decision rested on; below some 1e-12 nobody can say who is right.
     largest: of all logits."""
@@ -31,16 +32,17 @@ class Twin:
         self.ledger, self.heads, self.held, self.read, self.pages = [], [], [], [], []
         self.live = [{} for _ in self.heads_kv]  # kv head -> {position: the row's key and value as attention sees them}
         self.acc = [{} for _ in self.heads_kv]
-        self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: its group}
-        self.kept = [{} for _ in self.heads_kv]  # kv head -> {position: its group} of full rows whose codes are kept beside
+        self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: what its code costs}
+        self.kept = [{} for _ in self.heads_kv]  # kv head -> {position: its window} of full rows whose codes are kept beside
         self.fresh = [{} for _ in self.heads_kv]
-        self.codes = self._codes()
+        self.salience = {}  # of prompt rows, by (kv head, position)
         self.ranked_at, self.sets = None, [[set() for _ in self.group] for _ in self.heads_kv]
         self._run()
 
     def _run(self):
         for p in range(self.lay.first_visible(self.prompt - 1), self.prompt):
             self._append(p)
+        self._probe()
         self._first_cut()
         self._code()
         last = self.prompt - 1
@@ -69,9 +71,9 @@ class Twin:
         weights = [[self._own(i, h, g, reads[h][g]) for g in self.group] for h in self.heads_kv]
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
-        routed = self._route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
+        routed = self.route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
         self._cut(t, weights)
-        coded = self._code() if routed is None else routed
+        coded = self._code(weights, int(self.src.steps[i])) if routed is None else routed
         self.ledger.append(
             [
                 rows[h] | self._held_row(t, h) | {"write_bytes": self.lay.row_bytes + self._index_bytes() + coded[h]}
@@ -212,8 +214,8 @@ class Twin:
         self.q = decode
         self._cut(t, weights, first=True)
         if self.kind == "qevict":
-            self._born(t)
-            self._windows(t)
+            self.born(t)
+            self.cut_windows(t)
 
     def _cut(self, t, weights, first=False):
         if self.kind in ("full", "qevict"):
@@ -246,139 +248,96 @@ class Twin:
             self._rests_on(last - next_, inexact=last != 0)
         return {*order[: max(limit, len(safe))]}
 
-    def _code(self):
-        """KIVI over the tokens still held -> bytes that encoding wrote, per kv head."""
+    def _code(self, weights=None, step=-1):
+        """The store over the tokens still held -> bytes that encoding wrote, per kv head."""
         written = [0] * len(self.heads_kv)
-        if self.store is None:
-            return written
-        s, lay = self.store, self.lay
-        for h in self.heads_kv:
-            held, coded = sorted(self.live[h]), self.coded[h]
-            waiting = [p for p in held if p not in coded["k"]]
-            waiting = waiting[: len(waiting) // s.residual * s.residual] if s.k_bits < 16 else []
-            written[h] += len(waiting) * lay.key_dim * s.k_bits // 8 + len(waiting) // s.group * 4 * lay.key_dim
-            for a in range(0, len(waiting), s.group):
-                rows = waiting[a : a + s.group]
-                back = np.array([naive.minmax_roundtrip(self.k[h][rows, j].tolist(), s.k_bits) for j in range(lay.key_dim)]).T
-                for p, key in zip(rows, back, strict=True):
-                    coded["k"][p], self.live[h][p] = rows[0], (np.float64(np.float32(key)), self.live[h][p][1])
-            older = [p for p in held[: max(0, len(held) - s.residual)] if p not in coded["v"] and s.v_bits < 16]
-            written[h] += len(older) * lay.value_dim * s.v_bits // 8 + len(older) * 4 * -(-lay.value_dim // s.group)
-            for p in older:
-                parts = [self.v[h][p, c : c + s.group].tolist() for c in range(0, lay.value_dim, s.group)]
-                back = np.array([x for part in parts for x in naive.minmax_roundtrip(part, s.v_bits)])
-                coded["v"][p], self.live[h][p] = p, (self.live[h][p][0], np.float64(np.float32(back)))
+        if self.store is not None:
+            for h in self.heads_kv:
+                written[h] = getattr(self, f"_{type(self.store).__name__}")(h, weights, step)
         return written
 
-    # ------------------------------------------------------------------------------------------------ windows
-    def _codes(self):
-        """side -> (bits of a number, scales of a group of rows), and how many rows a group of keys has; None when nothing is coded."""
-        dim = {"k": self.lay.key_dim, "v": self.lay.value_dim}
-        if self.kind == "qevict":
-            return {"k": (self.keep.bits, dim["k"]), "v": (self.keep.bits, 1)}
-        if self.store is None:
-            return None
-        return {"k": (self.store.k_bits, dim["k"]), "v": (self.store.v_bits, -(-dim["v"] // self.store.group))}
+    def _put(self, h, side, rows, back, bits, own, shared):
+        """Rows that were encoded together, decoded numbers [n, d]; bits a row, bytes of metadata of each and of all -> bytes written."""
+        for p, x in zip(rows, back, strict=True):
+            key, value = self.live[h][p]
+            x = np.float64(np.float32(x))
+            self.live[h][p] = (x, value) if side == "k" else (key, x)
+            self.coded[h][side][p] = rows[0], bits, own, shared
+        return len(rows) * (bits + 8 * own) // 8 + shared if rows else 0
 
-    def _together(self):
-        """Lists of kv heads that share their decisions."""
-        return [[h] for h in self.heads_kv] if self.keep.scope == "head" else [[*self.heads_kv]]
+    def _kivi(self, h, weights, step):
+        s, lay, held = self.store, self.lay, sorted(self.live[h])
+        waiting, written = [p for p in held if p not in self.coded[h]["k"]], 0
+        waiting = waiting[: len(waiting) // s.residual * s.residual] if s.k_bits < 16 else []
+        for a in range(0, len(waiting), s.group):
+            rows = waiting[a : a + s.group]
+            self._put(h, "k", rows, self._by_channel(self.k[h][rows], s.k_bits), lay.key_dim * s.k_bits, 0, 4 * lay.key_dim)
+        written += len(waiting) * lay.key_dim * s.k_bits // 8 + len(waiting) // s.group * 4 * lay.key_dim
+        older = [p for p in held[: max(0, len(held) - s.residual)] if p not in self.coded[h]["v"] and s.v_bits < 16]
+        scales = 4 * -(-lay.value_dim // s.group)
+        for p in older:
+            parts = [self.v[h][p, c : c + s.group].tolist() for c in range(0, lay.value_dim, s.group)]
+            back = [x for part in parts for x in naive.minmax_roundtrip(part, s.v_bits)]
+            self._put(h, "v", [p], [back], lay.value_dim * s.v_bits, 0, scales)
+        return written + len(older) * lay.value_dim * s.v_bits // 8 + len(older) * scales
 
-    def _window(self, p):
-        first = self.keep.sinks + self.keep.offset
-        return (p - first) // self.keep.window if p >= first else None
+    def _fp8(self, h, weights, step):
+        s, held, written = self.store, sorted(self.live[h]), 0
+        for side, exact, bits in (("k", self.k[h], s.k_bits), ("v", self.v[h], s.v_bits)):
+            for p in [p for p in held[: max(0, len(held) - s.residual)] if p not in self.coded[h][side] and bits < 16]:
+                scale = float(np.float32(np.abs(exact[p]).max() / 448)) or 1.0 if s.scale == "token" else 1.0
+                back = [naive.nearest_e4m3(x / scale) * scale for x in exact[p]]
+                written += self._put(h, side, [p], [back], 8 * len(back), 4 if s.scale == "token" else 0, 0)
+        return written
 
-    def _old(self, p, t):
-        """Whether all of the window that p is in is older than the recent tokens."""
-        w, first = self._window(p), self.keep.sinks + self.keep.offset
-        return w is not None and first + (w + 1) * self.keep.window <= t + 1 - self.keep.recent
+    def _zipcache(self, h, weights, step):
+        s, written = self.store, 0
+        if step < 0:
+            n = self._visible(self.prompt - 1)
+            first, probes = self.prompt - n, n if s.probes == "columns" else min(s.window, self.prompt)
+            score = {
+                p: self.salience[h, p] / (n - (p - first) if s.divisor == "tokens" else min(self.prompt - p, probes))
+                for p in self.live[h]
+            }
+        elif (step + 1) % s.period:
+            return 0
+        else:
+            score = {p: sum(weights[h][g].get(p, 0.0) for g in self.group) for p in self.live[h] if p not in self.coded[h]["k"]}
+        order = sorted(score, key=lambda p: (-score[p], p))
+        low = math.floor(s.unimportant * len(order) + 1e-9)
+        if 0 < low < len(order):
+            self._rests_on(score[order[-low - 1]] - score[order[-low]], inexact=score[order[-low]] != 0)
+        for rows, bits in ((sorted(order[: len(order) - low]), s.high), (sorted(order[len(order) - low :]), s.low)):
+            if not rows:
+                continue
+            lay, values = self.lay, self.v[h][rows]
+            written += self._put(h, "k", rows, self._by_channel(self.k[h][rows], bits), lay.key_dim * bits, 0, 4 * lay.key_dim)
+            scale = [float(np.float16(math.sqrt(max(abs(x) for x in column)))) or 1.0 for column in values.T]
+            back = [np.array(naive.minmax_roundtrip((row / scale).tolist(), bits)) * scale for row in values]
+            written += self._put(h, "v", rows, back, lay.value_dim * bits, 4, 2 * lay.value_dim)
+        return written
 
-    def _born(self, t):
-        """Where the scores of the prompt's windows start."""
-        keep, group = self.keep, len(self.group)
-        rows = {"last": min(keep.period, self.prompt), "window": min(max(1, keep.recent), self.prompt)}.get(keep.init, 0)
-        paid = [[dict.fromkeys(self.live[h], 0.0) for _ in self.group] for h in self.heads_kv]
-        decode = self.q
-        for r in range(rows):
-            self.q, end = self.src.window_q[len(self.src.window_q) - rows + r].astype(np.float64)[None], self.prompt - rows + r
-            for h in self.heads_kv:
-                for g in self.group:
-                    for p, a in self._own(0, h, g, [p for p in sorted(self.live[h]) if p <= end]).items():
-                        paid[h][g][p] += a * (keep.period / rows if keep.init == "window" else 1)
-        self.q = decode
-        if keep.init == "column":
-            for h in self.heads_kv:
-                for g in self.group:
-                    paid[h][g] = {p: float(self.src.mass[h * group + g, p]) / (t + 1 - p) * keep.period for p in self.live[h]}
-        for heads in self._together():
-            for p in self.live[heads[0]]:
-                w = self._window(p)
-                inside = w is not None and keep.sinks + keep.offset + (w + 1) * keep.window <= self.prompt
-                mean = sum(paid[h][g][p] for h in heads for g in self.group) / (len(heads) * group)
-                for h in heads:
-                    self.acc[h][p] = mean if inside else 0.0
+    def _by_channel(self, x, bits):
+        return np.array([naive.minmax_roundtrip(column.tolist(), bits) for column in x.T]).T
 
-    def _route(self, step, t, weights):
-        """After a step -> bytes that encoding wrote, per kv head."""
-        keep, due = self.keep, (step + 1) % self.keep.period == 0
-        for heads in self._together():
-            for p in self.live[heads[0]]:
-                old = self._old(p, t)
-                paid = sum(weights[h][g].get(p, 0.0) for h in heads for g in self.group) / (len(heads) * len(self.group))
-                for h in heads:
-                    self.fresh[h][p] += paid if old or keep.score_from == "birth" else 0.0
-                    if due and old:
-                        self.acc[h][p], self.fresh[h][p] = keep.decay * self.acc[h][p] + self.fresh[h][p], 0.0
-        return self._windows(t) if due else [0] * len(self.heads_kv)
-
-    def _windows(self, t):
-        """The cut: the best windows full, the next coded, the rest gone -> bytes that encoding wrote, per kv head."""
-        keep, lay, new = self.keep, self.lay, [0] * len(self.heads_kv)
-        code = (lay.key_dim + lay.value_dim) * keep.bits / 8 + 4 * lay.key_dim / keep.window + 4
-        for heads in self._together():
-            held = sorted(self.live[heads[0]])
-            windows = {}
-            for p in held:
-                if self._old(p, t):
-                    windows.setdefault(self._window(p), []).append(p)
-            score = {w: sum(self.acc[heads[0]][p] for p in rows) for w, rows in windows.items()}
-            left = (self._limit(t) - (len(held) - sum(map(len, windows.values())))) * lay.row_bytes
-            longest = max(map(len, windows.values()), default=1)
-            many = lambda part, cost: max(0, math.floor(part * left / (cost * longest) + 1e-9))  # noqa: B023, E731
-            order = sorted(windows, key=lambda w: (-score[w], w))
-            for a, b in zip(order, order[1:], strict=False):
-                self._rests_on(score[a] - score[b], inexact=score[a] != 0)
-            may_be_full = [w for w in order if keep.promotion != "never" or windows[w][0] not in self.coded[heads[0]]["k"]]
-            full = may_be_full[: many(1 - keep.quant_share, lay.row_bytes)]
-            coded = [w for w in order if w not in full][: many(keep.quant_share, code)]
-            for w, rows in windows.items():
-                for h in heads:
-                    new[h] += self._retier(h, rows, "full" if w in full else "coded" if w in coded else "gone")
-        codes = [n * lay.key_dim * keep.bits // 8 + n * lay.value_dim * keep.bits // 8 for n in new]
-        return [c + n // keep.window * 4 * lay.key_dim + n * 4 for c, n in zip(codes, new, strict=True)]
-
-    def _retier(self, h, rows, tier):
-        """Rows of one window -> how many of them had to be encoded."""
-        lay, keep, coded = self.lay, self.keep, self.coded[h]
-        if tier == "gone":
-            for p in rows:
-                self._drop(h, p)
-        elif tier == "full":
-            for p in [p for p in rows if p in coded["k"]]:  # as its codes decode, unless a host copy has the original
-                self.kept[h][p] = coded["k"].pop(p)
-                del coded["v"][p]
-                if keep.promotion == "shadow":
-                    self.live[h][p] = self.k[h][p], self.v[h][p]
-        elif rows[0] not in coded["k"]:
-            pre = [self.src.rows("k_pre" if lay.rope else "k", h, np.arange(self.src.request.total))[p] for p in rows]
-            back = np.array([naive.minmax_roundtrip([float(x[j]) for x in pre], keep.bits) for j in range(lay.key_dim)]).T
-            for p, key in zip(rows, back, strict=True):
-                value = np.array(naive.minmax_roundtrip(self.v[h][p].tolist(), keep.bits))
-                self.live[h][p] = np.float64(np.float32(key)), np.float64(np.float32(value))
-                coded["k"][p], coded["v"][p] = rows[0], p
-            known = [self.kept[h].pop(p) for p in rows if p in self.kept[h]]
-            return 0 if known else len(rows)
-        return 0
+    def _probe(self):
+        """The attention that prompt rows gave, summed as zipcache asks for it."""
+        if getattr(self.store, "probes", None) is None:
+            return
+        for h in self.heads_kv:
+            for g in self.group:
+                q_head = h * len(self.group) + g
+                for p in self.live[h]:
+                    mass = float(self.src.mass[q_head, p]) if self.store.probes == "columns" else 0.0
+                    self.salience[h, p] = self.salience.get((h, p), 0.0) + mass
+                if self.store.probes == "window":
+                    rows = min(self.store.window, self.prompt)
+                    decode, self.q = self.q, self.src.window_q[len(self.src.window_q) - rows :].astype(np.float64)
+                    for i, u in enumerate(range(self.prompt - rows, self.prompt)):
+                        seen = [p for p in sorted(self.live[h]) if self.lay.first_visible(u) <= p <= u]
+                        for p, a in self._own(i, h, g, seen).items():
+                            self.salience[h, p] += a
+                    self.q = decode
 
     # ------------------------------------------------------------------------------------------------ rows of the ledger
     def _index_bytes(self):
@@ -394,13 +353,10 @@ class Twin:
         """(rows and codes, scales and zeros) of some rows of a kv head."""
         lay, key = self.lay, self.lay.row_bytes * self.lay.key_dim // (self.lay.key_dim + self.lay.value_dim)
         rows = meta = 0
-        for side, dim, exact in (("k", lay.key_dim, key), ("v", lay.value_dim, lay.row_bytes - key)):
-            coded = [p for p in positions if p in self.coded[h][side]]
-            rows += (len(positions) - len(coded)) * exact
-            if coded:
-                (bits, scales), groups = self.codes[side], {self.coded[h][side][p] for p in coded}
-                rows += len(coded) * dim * bits // 8
-                meta += len(groups) * 4 * scales
+        for side, exact in (("k", key), ("v", lay.row_bytes - key)):
+            coded = [self.coded[h][side][p] for p in positions if p in self.coded[h][side]]
+            rows += (len(positions) - len(coded)) * exact + sum(bits for _, bits, _, _ in coded) // 8
+            meta += sum(own for _, _, own, _ in coded) + sum({name: shared for name, _, _, shared in coded}.values())
         return rows, meta
 
     def _read_row(self, t, h, reads, picked):
@@ -408,21 +364,22 @@ class Twin:
         rows, meta = self._bytes(h, union)
         row = {"pos": t, "visible_tokens": self._visible(t), "read_tokens": len(union), "read_bytes": rows, "meta_bytes": meta,
                "index_bytes": picked[2] * self._index_bytes(),
-               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova", "qevict") else 0}  # fmt: skip
+               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self._looks(t) else 0}  # fmt: skip
         if size:
             pages = set().union(*picked[0])
             runs = sum(p - 1 not in pages for p in pages)
             row |= {"read_pages": len(pages), "read_runs": runs, "page_bytes": len(pages) * size * self.lay.row_bytes}
         return row
 
+    def _looks(self, t):
+        period = getattr(self.store, "period", None)
+        return self.kind in ("h2o", "tova", "qevict") or (period is not None and (t - self.prompt + 1) % period == 0)
+
     def _held_row(self, t, h):
         held, size = sorted(self.live[h]), self.policy.page
         rows, meta = self._bytes(h, held)
         quant = len(self.coded[h]["k"])
-        kept = self.kept[h]
-        if kept:
-            codes = len(kept) * self.lay.key_dim * self.keep.bits // 8 + len(kept) * self.lay.value_dim * self.keep.bits // 8
-            meta += codes + len({*kept.values()}) * 4 * self.lay.key_dim + len(kept) * 4
+        meta += self.kept_bytes(h)
         row = {"held_tokens": len(held), "quant_tokens": quant, "full_tokens": len(held) - quant, "evicted_tokens": self._visible(t) - len(held),
                "resident_bytes": rows, "meta_resident_bytes": meta}  # fmt: skip
         pages = len({p // size for p in held}) if size else 0
@@ -457,7 +414,7 @@ class Twin:
             "cosine": _cosine(out, full), "out_bound": 2 * mass({*visible} - {*read}) * max(np.linalg.norm(self.v[h][pos]) for pos in visible),
             "read_tokens": len(read), "rounds": picked[3],
         }  # fmt: skip
-        if self.codes is not None:
+        if self.store is not None or self.kind == "qevict":
             row |= {"err_select": _relative(exact, full), "err_k": _relative(mixed, full), "err_v": row["rel_l2"]}
         if self.src.request.evidence:
             weight = dict(zip(read, e, strict=True))
