@@ -30,6 +30,7 @@ class snapkv(Keep):
     pool: Literal["avg", "max"] = "avg"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         expect(self, "window", self.window >= 1, "1 prompt query or more")
         expect(self, "kernel", self.kernel >= 1 and self.kernel % 2 == 1, "an odd number of tokens, so that pooling is centred")
 
