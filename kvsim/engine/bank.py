@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvsim.codecs.coded import encode, for_head, levels, nominal_bits
 from kvsim.engine.away import ON_HOST, ON_SSD
 from kvsim.engine.cuts import Cut
-from kvsim.engine.source import Source
+from kvsim.engine.source import Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import (
@@ -159,9 +159,15 @@ class Bank:
         self.pos[:, : self.n][~self.valid[:, : self.n]] = -1
 
     def seen(
-        self, step: int, t: int, limit: int, a: NDArray[np.float64] | None = None, norm: NDArray[np.float64] | None = None
+        self,
+        step: int,
+        t: int,
+        limit: int | NDArray[np.int64],
+        a: NDArray[np.float64] | None = None,
+        sight: Sight | None = None,
+        index: int = -1,
     ) -> Seen:
-        """What a policy is shown: views it cannot write to. norm f64[Hkv, G, T] by position."""
+        """What a policy is shown: views it cannot write to. sight: of the rows beside, after the step at place `index`."""
 
         def shown(x: NDArray[Any]) -> NDArray[Any]:
             x = x[..., : self.n].view()
@@ -169,9 +175,10 @@ class Bank:
             return x
 
         tiers = shown(self.k), shown(self.v)
-        own = None if a is None else shown(a)
-        weight = None if norm is None else np.take_along_axis(norm, np.maximum(self.pos[:, None, : self.n], 0), 2)
-        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own, wo_norm=weight)
+        own, pos = None if a is None else shown(a), shown(self.pos)
+        beside: dict[str, Any] = {name: shown(x) for name, x in sight.at(index, pos).items()} if sight else {}
+        limits = np.broadcast_to(limit, len(pos)).astype(np.int64)
+        return Seen(step, t, pos, shown(self.valid), *tiers, limits, own, **beside)
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""

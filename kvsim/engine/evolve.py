@@ -13,19 +13,20 @@ from kvsim.engine.bank import Bank, Record
 from kvsim.engine.cuts import cuts_of
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
-from kvsim.engine.source import Prefix, Source
+from kvsim.engine.source import Prefix, Sight, Source
 from kvsim.errors import WrongUse
-from kvsim.geometry import ATTENTION, WO_NORM
+from kvsim.geometry import ATTENTION
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
-from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking, Seen, Store
+from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking, Seen, State, Store
 
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
 
-def evolve(source: Source, chain: Chain) -> Record | None:
-    """The record of every token's fate, or None when all stay and stay exact.
+def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None) -> Record | None:
+    """The record of every token's fate, or None when all stay and stay exact. limits i64[Hkv]: what the kv heads may hold after
+    prefill, where their budget was shared over layers (engine.model_scope).
 
     A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
     keep, read, codecs = chain.part("keep"), chain.part("read"), chain.codecs
@@ -34,31 +35,14 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     if keep.hold is None and codecs is None:
         return None
     lay, watching = source.layer, [part for part in (keep, store) if part and ATTENTION in part.needs]
-    bank = Bank(source, codecs)
-
-    def limit(t: int) -> int:
-        return allocate.hold_limit(keep, t + 1 - lay.first_visible(t), source.request, lay)
-
-    def beyond(t: int) -> dict[int, float]:
-        """Bytes of the tiers outside the device, per kv head."""
-        visible = t + 1 - lay.first_visible(t)
-        return {
-            tier: float(allocate.to_tokens(x, visible, source.request, lay) * lay.row_bytes) for tier, x in keep.beyond.items()
-        }
-
-    norm = None
-    if WO_NORM in keep.needs:
-        assert source.wo_norm is not None
-        norm = source.wo_norm.astype(np.float64).reshape(lay.kv_heads, lay.group, -1)
-    prompt = source.request.prompt
-    seen = bank.seen(-1, prompt - 1, limit(prompt - 1), norm=norm)
-    bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
+    bank, sight = Bank(source, codecs), Sight(source, keep.needs)
+    seen, bank.state, ranking = begin(source, keep, bank)
     if store:
         bank.store_state = store.start(Prefix(source, store.needs, type(store).__name__), seen)
-    _place(bank, ranking, seen, store, -1, beyond(prompt - 1))
+    _place(bank, ranking, seen if limits is None else replace(seen, limit=limits), keep, store, -1)
     block = max(1, OBSERVED_ROWS // lay.group)
     watch = Watch(source, bank, read) if watching else None
-    last = prompt - 1
+    last = source.request.prompt - 1
     for i0 in range(0, len(source.steps), block):
         ts = source.t[i0 : i0 + block]
         room = int(ts[-1] - last) + block - len(ts)
@@ -73,31 +57,49 @@ def evolve(source: Source, chain: Chain) -> Record | None:
             last = t
             looking = look[i - i0]
             a = awake.attention(i, t) if awake and (awake.readers or looking) else None
-            seen = bank.seen(int(source.steps[i]), t, limit(t), a if keep in looking else None, norm)
+            seen = bank.seen(int(source.steps[i]), t, hold_limit(source, keep, t), a if keep in looking else None, sight, i)
             before = bank.flags() if awake and codecs else None
-            _place(bank, keep.step(bank.state, seen), seen, store, i, beyond(t), a if store in looking else None)
+            _place(bank, keep.step(bank.state, seen), seen, keep, store, i, a if store in looking else None)
             if awake and before is not None:
                 awake.blurred(before, i)
     return bank.record
+
+
+def begin(source: Source, keep: Any, bank: Bank) -> tuple[Seen, State, Ranking | None]:
+    """What a keep is shown at the end of the prompt, and what it makes of it."""
+    last = source.request.prompt - 1
+    seen = bank.seen(-1, last, hold_limit(source, keep, last), sight=Sight(source, keep.needs))
+    return seen, *keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
+
+
+def hold_limit(source: Source, keep: Any, t: int) -> int:
+    """Whole tokens per kv head that may be held after the step at position t."""
+    return allocate.hold_limit(keep, t + 1 - source.layer.first_visible(t), source.request, source.layer)
+
+
+def beyond(source: Source, keep: Any, t: int) -> dict[int, float]:
+    """Bytes per kv head that each tier outside the device may hold after the step at position t."""
+    lay = source.layer
+    visible = t + 1 - lay.first_visible(t)
+    return {tier: float(allocate.to_tokens(x, visible, source.request, lay) * lay.row_bytes) for tier, x in keep.beyond.items()}
 
 
 def _place(
     bank: Bank,
     ranking: Ranking | None,
     seen: Seen,
+    keep: Any,
     store: Store | None,
     index: int,
-    beyond: dict[int, float],
     a: NDArray[np.float64] | None = None,
 ) -> None:
-    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded. a: what it sees;
-    beyond: bytes of the tiers outside the device, per kv head."""
+    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded. a: what it sees."""
     if ranking is not None:
         if type(ranking) is not Ranking:
             raise WrongUse(
                 f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
             )
-        tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank), beyond)
+        tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank), beyond(bank.source, keep, seen.t))
         if ranking.unit is not None:
             bank.record.cuts += cuts_of(ranking, seen.valid, bank.tiers(), tier, index)
         if store:
@@ -105,7 +107,7 @@ def _place(
         else:
             bank.apply(tier, tier, index)
     if store:
-        after = replace(bank.seen(seen.step, seen.t, int(seen.limit[0]), a), state=bank.store_state)
+        after = replace(bank.seen(seen.step, seen.t, seen.limit, a), state=bank.store_state)
         keys, values = (np.asarray(x).astype(np.uint8) for x in store.place(after))
         k, v = (np.where(x, np.minimum(tier, CODED), tier) for x, tier in ((keys, after.k), (values, after.v)))
         bank.apply(k, v, index, (keys, values))

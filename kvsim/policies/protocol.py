@@ -11,7 +11,7 @@ A policy ranks and protects; it never sorts, applies a budget, places a row or c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
@@ -22,7 +22,20 @@ from numpy.typing import NDArray
 from kvsim.codecs.calibration import save as save_calibration
 from kvsim.codecs.coded import levels
 from kvsim.errors import WrongUse
-from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Window
+from kvsim.geometry import (
+    ALL_LAYERS,
+    ATTENTION,
+    FUTURE,
+    K_PRE,
+    KEY_NORM,
+    PREFILL_MASS,
+    TRUTH,
+    WO_NORM,
+    Layer,
+    Need,
+    Span,
+    Window,
+)  # fmt: skip
 from kvsim.policies.parameters import Checked, expect
 from kvsim.units import Budget, Hold, tokens
 
@@ -60,17 +73,21 @@ class Seen:
     a: Floats | None = None  # [Hkv, G, n]: own softmax, 0 where not read; only with ATTENTION in needs, at steps that it looks at
     state: State | None = None  # what a store's start() made, for its place() to use and change
     wo_norm: Floats | None = None  # [Hkv, G, n]: L1 norm of each query head's output projection of the value; WO_NORM
+    key_norm: Floats | None = None  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One helping of a cut: the best units by `score` (None: the ranking's) of those `among` which it chooses (None: all), as many as
-    `take` of the budget left buys at `tier`, or of the tier's own budget (Keep.beyond)."""
+    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`, or of the
+    tier's own budget (Keep.beyond).
+
+    among: the slots that it may take, of units that lie wholly in it (None: all); places it cannot fill stay empty."""
 
     take: float = 1.0
     tier: int = FULL
     score: Floats | None = None
-    among: Mask | None = None  # [Hkv|1, n]: alike for the slots of a unit
+    among: Mask | None = None  # [Hkv|1, n]
 
 
 @dataclass(frozen=True)
@@ -132,9 +149,15 @@ class Prefix(Protocol):
     """What a keep may look at before decoding; each is refused unless declared in `needs`. Columns are the live slots, n of them."""
 
     layer: Layer
+    where: tuple[int, int]  # request, layer: for seeds only
+    spans: Sequence[Span]  # labelled ranges of positions of the request
 
     def mass(self) -> Floats: ...  # [Hq, n]: attention mass of all prompt queries on each key; PREFILL_MASS
+    def queries(self) -> Floats: ...  # [Hkv, n]: how many prompt queries saw each key
     def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
+    def wo_norm(self) -> Floats: ...  # [Hq, n]: L1 norm of each query head's output projection of the value; WO_NORM
+    def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    def future(self) -> Floats: ...  # [Hkv, n]: dense attention that all decode steps pay, summed over the group; FUTURE
     def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
 
 
@@ -197,13 +220,16 @@ class Part(metaclass=Checked):
 
 
 class Keep(Part):
-    """What survives to the next step."""
+    """What survives to the next step.
+
+    With ALL_LAYERS in needs the layers share one budget: the rows of all of them are ranked together by what `start` says, which is
+    told the budget that each would have alone, and every kv head is cut to as many rows as it won."""
 
     kind = "keep"
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
     beyond: ClassVar[Mapping[int, Hold]] = MappingProxyType({})  # budgets of tiers outside the device: {HOST: ..., SSD: ...}
-    joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
+    joint: bool = False  # the kv heads share one set or one budget: they cannot be given policies of their own
 
     def __post_init__(self) -> None:
         if isinstance(self.hold, tokens):
@@ -213,6 +239,10 @@ class Keep(Part):
     def protected(self, limit: int) -> int:
         """Of `limit` tokens, how many are held whatever their score; refused when that is more than the limit."""
         return 0
+
+    def pinned_positions(self, spans: Sequence[Span]) -> list[int]:
+        """Positions that are held whatever their score, beside those that `protected` counts. Raises WrongUse for spans that are not there."""
+        return []
 
     def layers(self, hold: int, prompt: int, count: int) -> Floats | None:
         """Real-valued tokens of each of the model's `count` attention layers, `hold` on average; None: every layer gets `hold`."""
@@ -334,7 +364,7 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
-    "Read", "SSD", "Seen", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
+    "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

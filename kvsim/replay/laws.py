@@ -24,7 +24,15 @@ from kvsim.tables import RUN_TABLES
 
 MASS = 5e-5  # what float32 columns may miss of a sum of masses
 ERROR = 1e-4  # relative output error of attention over everything
-CAPPED = ("h2o", "tova", "streaming_llm", "random_keep", "pools")  # never hold more than their budget, at any step
+CAPPED = (
+    "h2o",
+    "tova",
+    "streaming_llm",
+    "random_keep",
+    "pools",
+    "knorm",
+    "oracle_keep",
+)  # never hold more than their budget, at any step
 KEYS = ("request", "layer", "kv_head", "q_head", "role", "pages", "step")
 BYTES = [f.name for f in RUN_TABLES["ledger"] if f.name.endswith("_bytes")]
 MASSES = ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass")

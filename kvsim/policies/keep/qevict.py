@@ -50,7 +50,6 @@ SUMS = ("cum", "critical")  # scores that add up from cut to cut; the others loo
 class qevict(Keep):
     act = "every few steps keeps the most attended windows full, codes the next and evicts the rest"
     paper = "QEvict, arXiv 2608.05326, known from notes on it only"
-    joint = True
 
     hold: Hold = field(default=share(0.2))
     quant_share: float = 0.7  # of the budget beside what is protected, in bytes
@@ -106,6 +105,10 @@ class qevict(Keep):
         keys, values = minmax(self.bits, "tokens", self.window), minmax(self.bits, "channels")
         reused = self.requantise == "never"
         return Codecs(keys, values, keys=self.domain, ledger=reused, shadow=self.promotion == "shadow")
+
+    @property
+    def joint(self) -> bool:  # type: ignore[override]  # a field of its base, here by scope
+        return self.scope == "layer"
 
     @property
     def beyond(self) -> dict[int, Hold]:  # type: ignore[override]  # derived from host and ssd
