@@ -242,24 +242,19 @@ class Bank:
         down, up = valid & (plan == CODED) & (tier == FULL), valid & (plan == FULL) & (tier == CODED)
         if down.any() or up.any():
             assert self.codecs is not None
-            group = self.record.key_group if side == "k" else self.record.value_group
-            assert group is not None
-            known = np.take_along_axis(group, np.maximum(self.pos[:, :n], 0), 1) != NO_GROUP
-            if (down & ~known).any():
-                self._encode(side, down & ~known, index, width)
+            kept = (self.key_kept if side == "k" else self.value_kept)[:, :n]
+            fresh = down & ~kept  # no codes are kept beside them
+            if fresh.any():
+                self._encode(side, fresh, index, width)
             row = self.source.layer.key_bytes if side == "k" else self.source.layer.value_bytes
             if self.codecs.shadow and index >= 0:
                 self.record.moved[index, :, 0] += up.sum(1) * row
-                self.record.moved[index, :, 1] += (down & ~known).sum(1) * row
-            kept = (self.key_kept if side == "k" else self.value_kept)[:, :n]
+                self.record.moved[index, :, 1] += fresh.sum(1) * row
             blur |= down
             kept &= ~down
             kept |= up & self.codecs.ledger
             if self.codecs.shadow:
                 blur &= ~up
-            if not self.codecs.ledger:
-                for h in range(len(group)):
-                    group[h, self.pos[h, :n][up[h]]] = NO_GROUP
         tier[:] = np.where(valid, plan, 0)
 
     def _encode(self, side: str, rows: NDArray[np.bool_], index: int, width: NDArray[np.uint8] | None = None) -> None:

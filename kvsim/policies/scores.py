@@ -25,10 +25,10 @@ def smoothed(rows: Floats, valid: Mask, kernel: int = KERNEL) -> Floats:
     return out
 
 
-def defensive(rows: Floats, valid: Mask) -> Floats:
+def defensive(rows: Floats, valid: Mask, kernel: int = KERNEL) -> Floats:
     """Attention rows [Hkv, Q, n] of Q queries -> [Hkv, n], the largest smoothed weight that any of them gave a token (DefensiveKV's
     worst case, card B7). Smoothing keeps the total of every row."""
-    soft = smoothed(rows, valid)
+    soft = smoothed(rows, valid, kernel)
     total = np.stack([_total(x, v) for x, v in zip(rows, valid, strict=True)])
     spread = np.stack([_total(x, v) for x, v in zip(soft, valid, strict=True)])
     scale = np.divide(total, spread, out=np.ones_like(total), where=spread > 0)
