@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from kvsim.engine import evolve as evolving
 from kvsim.engine.evolve import evolve
 from kvsim.policies import allocate
+from kvsim.policies.keep.qevict import qevict
+from kvsim.units import share
 from tests.engine.lanes import by_step, chain, differing, first_steps, lane, placement, run
 
 BASE = "sinks=2, window=4, period=3, recent=6"
@@ -189,12 +193,47 @@ def test_what_codes_decode_to_later_does_not_change_what_was_read(policy, offset
     """An offset that fp16 holds badly: then a second round of codes decodes to other numbers than the first."""
     source = roped(offset, steps=60, size=0.1 if offset else 3.0)
     if offset and "each" in policy:
-        assert len(evolve(source, chain(policy)).recoded) > 3
+        assert evolve(source, chain(policy)).recoded
     whole = run(source, policy)
     for steps in (7, 22, 45):
         assert differing(whole, run(first_steps(source, steps), policy), range(steps)) == []
     some = [2, 3, 8, 21, 39, 58]
     assert differing(whole, run(source, policy, steps=some), some) == []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class recorded(qevict):
+    """qevict that notes what attention it was shown."""
+
+    act = "for tests"
+    shown: ClassVar[list] = []
+
+    def step(self, state, seen):
+        self.shown.append(
+            [
+                dict(zip(pos[ok].tolist(), a[:, ok].T, strict=True))
+                for pos, ok, a in zip(seen.pos, seen.valid, seen.a, strict=True)
+            ]
+        )
+        return super().step(state, seen)
+
+
+def test_its_own_attention_is_over_what_codes_decode_to_now(monkeypatch):
+    """Whether the keys of a block of steps are gathered anew, or were changed in their place when codes were."""
+    source = roped(300.0, steps=60, size=0.1)
+    policy = recorded(
+        hold=share(0.4), sinks=2, window=4, period=3, recent=6, requantise="each", scope="head", decay=0.2, domain="post"
+    )
+    logs = []
+    for rows in (64, 2):
+        monkeypatch.setattr(evolving, "OBSERVED_ROWS", rows)
+        recorded.shown.clear()
+        evolve(source, chain(policy))
+        logs.append(list(recorded.shown))
+    for a, b in zip(*logs, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert x.keys() == y.keys()
+            assert all(np.allclose(x[p], y[p], atol=1e-10) for p in x)
 
 
 # ------------------------------------------------------------------------------------------------ baselines and scopes
