@@ -188,7 +188,7 @@ AGAIN = f'qevict(hold=share(0.4), {BASE}, requantise="each", scope="head", decay
 
 
 @pytest.mark.parametrize("policy", [AGAIN.format("pre"), AGAIN.format("post"), AWAY[0]])
-@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_what_codes_decode_to_later_does_not_change_what_was_read(policy, offset):
     """An offset that fp16 holds badly: then a second round of codes decodes to other numbers than the first."""
     source = roped(offset, steps=60, size=0.1 if offset else 3.0)
@@ -220,7 +220,7 @@ class recorded(qevict):
 
 def test_its_own_attention_is_over_what_codes_decode_to_now(monkeypatch):
     """Whether the keys of a block of steps are gathered anew, or were changed in their place when codes were."""
-    source = roped(300.0, steps=60, size=0.1)
+    source = roped(1000.0, steps=60, size=0.1)
     policy = recorded(
         hold=share(0.4), sinks=2, window=4, period=3, recent=6, requantise="each", scope="head", decay=0.2, domain="post"
     )
@@ -233,7 +233,7 @@ def test_its_own_attention_is_over_what_codes_decode_to_now(monkeypatch):
     for a, b in zip(*logs, strict=True):
         for x, y in zip(a, b, strict=True):
             assert x.keys() == y.keys()
-            assert all(np.allclose(x[p], y[p], atol=1e-10) for p in x)
+            assert all(np.allclose(x[p], y[p], rtol=1e-7, atol=0) for p in x)
 
 
 # ------------------------------------------------------------------------------------------------ baselines and scopes
