@@ -62,3 +62,15 @@ def test_write_puts_it_beside_the_tables(tmp_path):
     HEADS.collect().write_parquet(tmp_path / "heads.parquet")
     write(tmp_path)
     assert pl.read_parquet(tmp_path / "diagnostics.parquet").equals(diagnostics(HEADS))
+
+
+def test_windows_are_totals_over_cuts_and_churn_their_mean():
+    events = pl.DataFrame(
+        {**{k: [v] * 6 for k, v in UNIT.items()}, "kv_head": [0, 0, 0, 1, 1, 1], "step": [-1, 0, 1] * 2,
+         "windows_promoted": [0, None, 2, 0, None, 1], "windows_demoted": [3, None, 1, 3, None, 1], "windows_evicted": [4, None, 0, 4, None, 2],
+         "windows_aged_in": [9, None, 1, 9, None, 1], "churn_full": [None, None, 0.5, None, None, 0.25]}
+    ).lazy()  # fmt: skip
+    found = diagnostics(HEADS, events=events)
+    assert [value(found, f"windows_{x}") for x in ("promoted", "demoted", "evicted", "aged_in")] == [1.5, 4, 5, 10]
+    assert value(found, "churn_full") == 0.375
+    assert not {"churn_full", "windows_promoted"} & {*diagnostics(HEADS)["metric"]}
