@@ -156,7 +156,7 @@ BROKEN = [
     (QUEST, "plans", {"pages": put([2])}, "heads counts the pages of the plan"),
     (TOVA, "tiers", {"runs": put([RUN | {"stop": 999}])}, "runs are ranges of positions up to the step's own, in order"),
     (TOVA, "tiers", {"runs": put([RUN, RUN])}, "runs are ranges of positions up to the step's own, in order"),
-    (TOVA, "tiers", {"runs": put([RUN | {"tier": 3}])}, "a tier is 0, 1 or 2, with 4 and 8 for copies"),
+    (TOVA, "tiers", {"runs": put([RUN | {"tier": 3}])}, "a tier is 0, 1 or 2, with 4, 8 and 16 for copies"),
     (TOVA, "events", {"aged_in": put(-1)}, "no count is negative"),
     (TOVA, "events", {"churn": put(1.5)}, "churn is a share"),
     (TOVA, "events", {"evicted": plus(1)}, "evictions add up to what is gone"),
