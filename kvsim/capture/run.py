@@ -168,6 +168,7 @@ def examined(
             raise WrongUse(f"{name} {n}: expected {least} or more")
     refuse.model(model)
     refuse.length(model, prompt.prefill + steps)
+    refuse.tokens(model, prompt.tokens)
     anatomy = probe(model)
     if dtype is not None and dtype != anatomy.dtype:
         raise WrongUse(f"the model runs in {anatomy.dtype}, asked for {dtype}; load it with dtype={dtype!r}")
