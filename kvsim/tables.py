@@ -92,7 +92,7 @@ HEADS = _schema(
     | {"read_tokens": _i32, "rounds": _i32},
     dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
     | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
-    | {"read_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
+    | {"read_pages": _i32, "held_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
     | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32),
 )
 CURVES = _schema(
@@ -102,9 +102,13 @@ CURVES = _schema(
     | dict.fromkeys(
         ("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32
     ),
-    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32),
+    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32)
+    | dict.fromkeys(("top1_recall_mean", "top64_recall_mean"), _f32),
 )
-PLANS = _schema(_UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)})
+PLANS = _schema(
+    _UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)},
+    {"exists": _i32, "forced": pa.list_(_i32)},
+)
 RUNS = pa.list_(pa.struct([pa.field("start", _i32), pa.field("stop", _i32), pa.field("tier", _i8), pa.field("level", _i8)]))
 TIERS = _schema(_UNIT | {"kv_head": _i16, "step": _i32, "runs": RUNS})
 EVENTS = _schema(
@@ -120,7 +124,7 @@ UNUSED = ("host_tokens", "mass_host", "host_resident_bytes", "ssd_resident_bytes
 )
 EXPLAIN = _schema(
     _UNIT | {"q_head": _i16, "step": _i32},
-    {"k_needed": _i32, "score_gap": _f32}
+    {"role": _i8, "k_needed": _i32, "score_gap": _f32}
     | dict.fromkeys(("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"), _i32)
     | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
 )

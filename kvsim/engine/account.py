@@ -188,6 +188,7 @@ def heads(
     out |= _top_recalls(block, held, picked)
     if picked is not None:
         out["read_pages"] = picked.chosen.sum(-1).ravel()
+        out["held_pages"] = np.repeat((picked.rows > 0).sum(1), block.group)
         out["certified"] = None if picked.certified is None else picked.certified.ravel()
         out |= _page_recalls(block, picked)
         if chain.part("read").index is not None:
@@ -260,7 +261,7 @@ def _bounds(block: Dense, held: Held, picked: Picked, truth: HeldTruth) -> Colum
         peak, mass = (x[: len(picked.pages.id)].T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
     else:
         peak, mass = truth.near_stats(picked.pages)
-    rows = picked.pages.rows(held.flags)[:, None]
+    rows = picked.rows[:, None]
     live = np.broadcast_to(rows > 0, peak.shape)
     ranked_here = np.asarray(~np.isnan(picked.score).any(-1))
     score = np.where(live & ranked_here[..., None], picked.score, 0)

@@ -13,6 +13,7 @@ from kvsim.engine.reads import Picked
 from kvsim.kernels.order import accumulate, union_growth
 from kvsim.kernels.sparse import bucket_values
 
+TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
 GRID = 24  # budgets on which the output error is computed
 FAINT = 2.0**-80  # below this part of the dense mass, float32 weights have lost some of what was read
 
@@ -55,7 +56,7 @@ class Curves:
             found[name] = out.reshape(n, group, -1)
         found["error"] = self._errors(block, held, picked, order, per_row).reshape(n, group, -1)
         growth = np.zeros((2, n, self.budgets), np.int64)
-        union_growth(picked.order, least, pages.rows(held.flags), growth[0], growth[1])
+        union_growth(picked.order, least, picked.rows, growth[0], growth[1])
         found |= {"union": growth[0], "tokens": growth[1]}
         found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
         if block.source.request.evidence:
@@ -66,12 +67,7 @@ class Curves:
         """f64[R, P] of each quantity whose sum over read pages is a curve."""
         size = self.page
         mass = block.page_mass(size)[:, :pages]
-        best, count = block.top
-        ten = np.zeros((block.rows, pages))
-        for r in range(min(10, best.shape[1])):
-            ok = count > r
-            np.add.at(ten, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
-        out = {"mass": mass, "top10": ten, "far": _far_parts(block, mass, size)}
+        out = {"mass": mass, "far": _far_parts(block, mass, size)} | _top_parts(block, of, pages)
         if block.source.request.evidence:
             out["evidence"] = _marked_parts(block, block.source.request.evidence_mask(), size, pages)
         return out
@@ -137,7 +133,7 @@ def _summarise(
         "mass_recall_p5": flat(low),
         "mass_recall_p50": flat(mid),
         "mass_recall_min": flat(x["mass"].min(0)),
-        "top10_recall_mean": flat(x["top10"].mean(0, dtype=np.float64)),
+        **{f"top{r}_recall_mean": flat(x[f"top{r}"].mean(0, dtype=np.float64)) for r in TOP_R},
         "top10_recall_p5": flat(np.percentile(x["top10"], 5, axis=0)),
         "far_recall": flat(ratio(x["far"], x["far_all"])),
         "evidence_recall": flat(ratio(x["evidence"], x["evidence_all"])) if "evidence_all" in x else None,
@@ -155,6 +151,19 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     top = max(logit.max(), block.sink[row])
     weight = np.exp2(logit - top)
     return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
+
+
+def _top_parts(block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
+    """f64[R, P] for each of TOP_R: the part of the r largest logits, or of all when fewer are visible, that lies on each page."""
+    best, count = block.top
+    out: dict[str, NDArray[np.float64]] = {}
+    for r in TOP_R:
+        many = np.minimum(r, count)
+        row, rank = np.nonzero(np.arange(min(r, best.shape[1])) < many[:, None])
+        at = row * pages + of[best[row, rank]]
+        parts = np.bincount(at, 1 / many[row], block.rows * pages).astype(np.float64)
+        out[f"top{r}"] = parts.reshape(block.rows, pages)
+    return out
 
 
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:

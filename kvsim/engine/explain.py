@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.attend import Held, HeldTruth
+from kvsim.engine.attend import HeldTruth
 from kvsim.engine.reads import Picked
 from kvsim.engine.stop import certificate, depths, ordered
 from kvsim.kernels.dense import LOG2E
@@ -18,10 +18,10 @@ TOP_R = (1, 10, 64)  # tokens of the exact certificate
 EPS = (0.01, 0.05, 0.1, 0.2)  # unread parts of the mass certificate
 
 
-def explain(index: Index, held: Held, picked: Picked, truth: HeldTruth) -> dict[str, Any]:
+def explain(index: Index, picked: Picked, truth: HeldTruth) -> dict[str, Any]:
     """Columns [N * G] of the explain table. k_needed: the fewest pages of the order that hold the pages of most mass, as many as were
     read (card D6); score_gap: the fall of the score at the budget, in scaled logits; the depths of certificates, in pages (A2, A3)."""
-    shape, rows = picked.score.shape, picked.pages.rows(held.flags)
+    shape, rows = picked.score.shape, picked.rows
     exists = rows > 0
     told = ordered(truth.block.source, picked.pages, picked.score, rows, picked.forced & exists)
     at, plain = told.order.astype(np.int64), told.plain
@@ -35,7 +35,9 @@ def explain(index: Index, held: Held, picked: Picked, truth: HeldTruth) -> dict[
     edge = np.take_along_axis(plain, np.minimum(many, shape[-1] - 1)[..., None], -1)[..., 0]
     last = np.take_along_axis(plain, many[..., None] - 1, -1)[..., 0]
     gap = np.where(many < exists.sum(1)[:, None], (last - edge) / LOG2E, np.nan)
-    out = {"k_needed": needed.ravel(), "score_gap": gap.ravel()}
+    block = truth.block
+    role = np.repeat(block.source.request.roles[block.t], block.group)
+    out = {"role": role, "k_needed": needed.ravel(), "score_gap": gap.ravel()}
     if not index.bound:
         return out
     everything = np.full((shape[0], 1), shape[-1])

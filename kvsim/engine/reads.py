@@ -29,11 +29,13 @@ UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of sc
 
 @dataclass
 class Picked:
-    """What the query heads of one kv head read in a block of steps. chosen bool[N, G, P]; score f64[N, G, P], unscaled, NaN where no
-    ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); scanned i64[N]: pages whose summary was read;
-    certified bool[N, G]: a rule's proof was reached (None: it gives none); sent i64[N]: scores that shards told each other."""
+    """What the query heads of one kv head read in a block of steps. rows i64[N, P]: live tokens of every page; chosen bool[N, G, P];
+    score f64[N, G, P], unscaled, NaN where no ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); forced
+    bool[N, P]; scanned i64[N]: pages whose summary was read; certified bool[N, G]: a rule's proof was reached (None: it gives none);
+    sent i64[N]: scores that shards told each other."""
 
     pages: Pages
+    rows: Ints
     chosen: Mask
     score: NDArray[np.float64]
     order: NDArray[np.int32] | None
@@ -69,12 +71,13 @@ class Reader:
         read, lay = self.read, self.source.layer
         assert read.page is not None
         pages, group = pages_of(pos, read.page), q.shape[1]
-        exists = pages.rows(flags) > 0
+        rows = pages.rows(flags)
+        exists = rows > 0
         if read.read is None:  # everything(page=...): the pages are named, none is ranked
             every = np.repeat(exists[:, None], group, 1)
             none = np.full(every.shape, np.nan)
             zero = np.zeros(len(t), np.int64)
-            return Picked(pages, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
+            return Picked(pages, rows, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         known = {} if known is None else known
@@ -82,7 +85,7 @@ class Reader:
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
         if isinstance(read.read, Rule):
-            chosen, depth = self._by_rule(read.read, score, pages, flags, forced, visible, truth)
+            chosen, depth = self._by_rule(read.read, score, pages, rows, forced, visible, truth)
             rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
         else:
             k = self.to_pages(read.read, visible)
@@ -94,7 +97,7 @@ class Reader:
             score = np.where(ranks[:, None, None], score, np.nan)
             scanned, sent, rounds = np.where(ranks, scanned, 0), np.where(ranks, sent, 0), np.where(ranks[:, None], rounds, 0)
         scanned = scanned if read.index is not None else np.zeros_like(scanned)
-        return Picked(pages, chosen, score, order, forced, rounds, scanned, certified, sent)
+        return Picked(pages, rows, chosen, score, order, forced, rounds, scanned, certified, sent)
 
     def _sent(self, exists: Mask, k: Ints, group: int) -> Ints:
         """i64[N]: with shards that rank together, every one tells its best scores, one list for each ranking."""
@@ -115,20 +118,16 @@ class Reader:
         rule: Rule,
         score: NDArray[np.float64],
         pages: Pages,
-        flags: NDArray[np.uint8],
+        rows: Ints,
         forced: Mask,
         visible: Ints,
         truth: Truth,
     ) -> tuple[Mask, Depths]:
-        told, most = ordered(self.source, pages, score, pages.rows(flags), forced), np.full(len(visible), len(pages.id))
-        cap, floor = getattr(rule, "cap", None), getattr(rule, "floor", None)
-        depth = depths(
-            rule,
-            told,
-            (most if cap is None else self.to_pages(cap, visible))[:, None],
-            (0 * most if floor is None else self.to_pages(floor, visible))[:, None],
-            truth,
-        )
+        src, size = self.source, self.read.page
+        told = ordered(src, pages, score, rows, forced)
+        ends = [allocate.rule_pages(rule, size, int(n), src.request, src.layer) for n in visible]
+        floor, cap = (np.array(x)[:, None] for x in zip(*ends, strict=True))
+        depth = depths(rule, told, cap, floor, truth)
         chosen = np.zeros(score.shape, bool)
         np.put_along_axis(chosen, told.order.astype(np.int64), np.arange(score.shape[-1]) < depth.pages[..., None], -1)
         return np.repeat(chosen.any(1, keepdims=True), score.shape[1], 1) if self.read.heads == "share" else chosen, depth

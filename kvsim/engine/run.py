@@ -130,7 +130,7 @@ class _Work:
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))
         if self.explain and picked is not None and self.read.index is not None and self.read.refresh == 1:
-            columns = explained(self.read.index, held, picked, truth)
+            columns = explained(self.read.index, picked, truth)
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
 
     def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
@@ -190,15 +190,20 @@ class _Work:
 
     def _plans(self, dense: Dense, picked: Picked, wanted: NDArray[np.bool_]) -> None:
         steps, one = self.source.steps[dense.index], self.read.heads != "each"
+        ids, exists = picked.pages.id, (picked.rows > 0).sum(1)
         rows = [
-            (-1 if one else dense.head * dense.group + g, int(steps[i]), picked.pages.id[picked.chosen[i, g]].tolist())
+            {
+                "q_head": -1 if one else dense.head * dense.group + g,
+                "step": int(steps[i]),
+                "pages": ids[picked.chosen[i, g]].tolist(),
+                "exists": int(exists[i]),
+                "forced": ids[picked.chosen[i, g] & picked.forced[i]].tolist(),
+            }
             for g in range(1 if one else dense.group)
             for i in np.flatnonzero(wanted)
         ]
-        q_head, step, pages = zip(*rows, strict=True) if rows else ((), (), ())
-        self.tables["plans"].append(
-            {"kv_head": dense.head, "q_head": list(q_head), "step": list(step), "page_size": self.read.page, "pages": list(pages)}
-        )
+        columns = {c: [row[c] for row in rows] for c in ("q_head", "step", "pages", "exists", "forced")}
+        self.tables["plans"].append({"kv_head": dense.head, "page_size": self.read.page} | columns)
 
     def _add(self, table: str, columns: Columns, wanted: NDArray[np.bool_]) -> None:
         part = {}
@@ -226,4 +231,6 @@ def _observed(record: Record, dense: Dense, held: Held, size: int) -> Picked:
         rounds[i], scanned[i], sent[i] = one.rounds[0], one.scanned[0], one.sent[0]
         if one.certified is not None:
             certified[i], proves = one.certified[0], True
-    return Picked(pages, chosen, score, None, forced, rounds, scanned, certified if proves else None, sent)
+    return Picked(
+        pages, pages.rows(held.flags), chosen, score, None, forced, rounds, scanned, certified if proves else None, sent
+    )

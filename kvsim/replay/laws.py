@@ -30,7 +30,8 @@ BYTES = [f.name for f in RUN_TABLES["ledger"] if f.name.endswith("_bytes")]
 MASSES = ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass")
 RECALLS = ("top1_recall", "top10_recall", "top64_recall")
 CURVES = ("union_pages_mean", "read_bytes_mean", "mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min")
-RISING = (*CURVES, "far_recall", "top10_recall_mean", "top10_recall_p5", "evidence_recall")
+TOPS = ("top1_recall_mean", "top10_recall_mean", "top10_recall_p5", "top64_recall_mean")
+RISING = (*CURVES, "far_recall", *TOPS, "evidence_recall")
 
 Mask = NDArray[np.bool_]
 

@@ -58,7 +58,7 @@ def test_a_curve_is_the_replay_at_every_budget(kind, read):
             "mass_recall_p5": np.percentile(mass, 5, axis=1),
             "mass_recall_p50": np.percentile(mass, 50, axis=1),
             "mass_recall_min": mass.min(1),
-            "top10_recall_mean": heads["top10_recall"].mean(1),
+            **{f"top{r}_recall_mean": heads[f"top{r}_recall"].mean(1) for r in (1, 10, 64)},
             "top10_recall_p5": np.percentile(heads["top10_recall"], 5, axis=1),
             "union_pages_mean": ledger["read_pages"].mean(1),
             "read_bytes_mean": ledger["read_bytes"].mean(1),
@@ -89,7 +89,9 @@ def test_curves_rise_and_end_at_one(kind, read):
             "mass_recall_mean",
             "mass_recall_p5",
             "mass_recall_min",
+            "top1_recall_mean",
             "top10_recall_mean",
+            "top64_recall_mean",
             "far_recall",
             "evidence_recall",
         ):
