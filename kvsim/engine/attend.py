@@ -315,6 +315,8 @@ class HeldTruth:
 
     def kth(self, r: int) -> Floats:
         block, start, found = self.block, pages_of(self.held.pos, PAGE).start, []
+        if r > len(self.held.pos):
+            return np.full((len(block.t), block.group), -np.inf)
         for held, keys in self.parts:
             peak, _ = page_stats(held.dots, held.flags, held.every, start, block)
             _, value, count = kernel.best_tokens(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from kvsim.metrics.quality import FLOOR, ratio
+from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.spread import SUFFIX, TELLING, tails
 from kvsim.metrics.traffic import side_bytes
 
-ALL_STEPS = -1  # the role that stands for every decode step
 STEPS, LOWEST = "p5 of a head's steps (error: p95)", "worst step of any head"
 UNIT = ("policy", "request", "layer", "q_head", "role")
 MEASURES = ("mass_recall", "far_recall", "evidence_recall", "rel_l2")

@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from kvsim.metrics.budget import ALL_STEPS, COLUMNS, LOWEST, STEPS, by_budget
+from kvsim.metrics.budget import COLUMNS, LOWEST, STEPS, by_budget
+from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.run import open_run
 from kvsim.metrics.spread import MEAN, TAIL, TELLING, WORST
 from tests.report.runs import ORACLE, QUEST, RANDOM, write_run

@@ -54,6 +54,8 @@ def write_run(
                 if any(name in policy for name in ("quest", "oracle", "random_read")):
                     _curves(made, unit, rng, q_heads, (prompt + 3) // 4, sorted({-1, *roles}), evidence)
                     _plans(made, unit, rng, q_heads, q_heads // kv_heads, prompt, steps)
+                    if evidence:
+                        _evidence(made, unit, q_heads, steps)
                 if any(name in policy for name in ("h2o", "kivi")):
                     _tiers(made, unit, policy, kv_heads, prompt, steps)
     for name, parts in made.items():
@@ -159,7 +161,7 @@ def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> N
     }
     columns["read_churn"] = np.where(columns["step"] > 0, 0.25, np.nan)
     if "read=tokens" in policy:
-        columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2}
+        columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2, "held_pages": prompt // 4}
         columns |= {"oracle_recall": 0.98, "oracle_held_recall": 0.97}
     if "quest" in policy:
         columns |= {"slack_mean": 1.0 + lost, "slack_max": 4.0 + lost, "eps_hat": 0.9}
@@ -205,7 +207,16 @@ def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:
             "page_size": [4] * steps,
         }
         rows["pages"] = [sorted({*rng.choice((prompt + s) // 4, 1).tolist(), (prompt + s) // 4}) for s in range(steps)]
+        rows |= {"exists": [(prompt + s) // 4 + 1 for s in range(steps)], "forced": [[] for _ in range(steps)]}
         made["plans"].append(tables.table("plans", rows | unit))
+
+
+def _evidence(made, unit, q_heads, steps) -> None:
+    """Nothing of it is read in layer 0, all of it above."""
+    n = q_heads * steps
+    columns = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "span": ["needle"] * n}
+    read = 0.2 * (unit["layer"] > 0)
+    made["evidence"].append(tables.table("evidence", columns | unit | {"dense": np.full(n, 0.2), "read": np.full(n, read)}))
 
 
 def _tiers(made, unit, policy, kv_heads, prompt, steps) -> None:

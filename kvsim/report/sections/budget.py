@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from kvsim.metrics.budget import ALL_STEPS, by_budget
+from kvsim.metrics.budget import by_budget
 from kvsim.metrics.quality import MEASURES
+from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.spread import MEAN, SUFFIX, by_statistic, spread
 from kvsim.metrics.tokens import asked_and_got
 from kvsim.metrics.traffic import traffic

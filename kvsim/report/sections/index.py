@@ -16,7 +16,7 @@ PANELS = 4  # policies whose depths are drawn
 
 
 def section(view: View) -> Section:
-    found = view.labelled(bounds(view.run.heads))
+    found = view.labelled(bounds(view.run.heads).filter(pl.col("role") == view.answer).drop("role"))
     text = [
         "An index that is an upper bound can prove what was not missed. What it can prove is not what was lost: that is the missed mass."
     ]
@@ -34,7 +34,7 @@ def _slack(view: View, found: pl.DataFrame) -> list[Figure]:
         "A slack of 3 lets a page seem e³ = 20 times as heavy as its best token."
     )
     chart = slack_by_layer(found, view.of_label(found["policy"]))
-    notes = [*view.without(found, NOT_A_BOUND), LEGEND]
+    notes = [*view.without(found, NOT_A_BOUND), *view.alone, LEGEND]
     data = found.select("policy", "layer", "slack_mean", "slack_mean_p95", "slack_max", "slack_max_p95")
     return [view.figure("slack", "How loose is the index's bound, layer by layer?", how, chart, data, notes, clickable=True)]
 
@@ -49,15 +49,16 @@ def _promised(view: View, found: pl.DataFrame) -> list[Figure]:
     )
     chart = promised_and_missed(data, view.of_label(data["policy"]))
     title = "How much of what the index cannot rule out was really missed?"
-    return [view.figure("promised", title, how, chart, data, notes)]
+    return [view.figure("promised", title, how, chart, data, [*notes, *view.alone])]
 
 
 def _depth(view: View) -> list[Figure]:
-    data = view.labelled(depths(view.run.tables["explain"]))
+    found = depths(view.run.tables["explain"], view.run.heads)
+    data = view.labelled(found.filter(pl.col("role") == view.answer).drop("role"))
     if data.is_empty():
         return []
     read = view.labelled(
-        quality(view.run.heads.filter(pl.col("read_pages").is_not_null()).with_columns(read_tokens="read_pages"))
+        quality(view.answers.filter(pl.col("read_pages").is_not_null()).with_columns(read_tokens="read_pages"))
     ).select("policy", pages="read_tokens")
     drawn = view.of_label(data["policy"])[:PANELS]
     how = (
@@ -66,4 +67,4 @@ def _depth(view: View) -> list[Figure]:
     )
     chart = pages_to_a_guarantee(data, read, drawn)
     notes = view.without([s.label for s in drawn], "no depths of it were recorded, or others stand for it")
-    return [view.figure("depth", "How deep must the ranking be read for a guarantee?", how, chart, data, notes)]
+    return [view.figure("depth", "How deep must the ranking be read for a guarantee?", how, chart, data, [*notes, *view.alone])]
