@@ -155,3 +155,13 @@ def test_tiers_and_events():
         told(name, evicted, churn, *([aged] if aged else []))
         shown = " ".join(f"({r['start']}, {r['stop']}, {r['tier']})" for r in runs)
         assert any(row.startswith(f"| {name}") and f"| {shown} |" in row for row in TEXT.splitlines()), shown
+
+
+def test_pages_that_could_be_read_and_those_read_by_rule():
+    made = run(example(), QUEST, plans=True)
+    assert made["heads"]["held_pages"].tolist() == made["plans"]["exists"].tolist() == [4, 4]
+    assert [sorted({*p} - {*f}) for p, f in zip(made["plans"]["pages"], made["plans"]["forced"], strict=True)] == [[0], [0]]
+    whole = run(example(), "quest(read=exact(r=9), page=2)")["heads"]
+    assert (whole["read_pages"] == whole["held_pages"]).all()
+    assert f"{16 / 100 / (8 - 16 / 100):.4f}" == "0.0204"
+    assert "s = .16, .0204" in TEXT

@@ -72,6 +72,12 @@ def test_layers_read_whole_by_rule_do_not_count():
     assert alike(rows, dense=(0, 1)).is_empty()
 
 
+def test_the_worked_example_of_the_card():
+    chosen = ({1, 4}, {2, 4}, {2, 3}, {3, 7}, {3, 9})
+    rows = [r for i, pages in enumerate(chosen) for r in rows_of(lambda _, p=pages: p, layers=(i,), steps=1)]
+    assert alike(rows).filter(distance=1)["jaccard"].to_list() == pytest.approx([1 / 3] * 4)
+
+
 def test_where_nothing_is_chosen_there_is_nothing_to_compare():
     assert alike(rows_of(lambda draw: (), forced=(3, 9), steps=2)).is_empty()
 
