@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvsim.engine.account import LEAST_MASS, relative
 from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
-from kvsim.kernels.order import accumulate, union_growth
+from kvsim.kernels.order import accumulate, top_growth, union_growth
 from kvsim.kernels.sparse import bucket_values
 
 TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
@@ -50,10 +50,13 @@ class Curves:
         per_row = np.repeat(least, group)
         pages = picked.pages
         found: dict[str, NDArray[Any]] = {}
-        for name, part in self._page_parts(block, pages.of_slots(), p).items():
+        for name, part in self._page_parts(block, p).items():
             out = np.empty((n * group, self.budgets), np.float32)
             accumulate(order, part, per_row, out)
             found[name] = out.reshape(n, group, -1)
+        top = np.empty((len(TOP_R), n * group, self.budgets), np.float32)
+        top_growth(order, per_row, *block.top, pages.of_slots(), np.array(TOP_R), top)
+        found |= {f"top{r}": x.reshape(n, group, -1) for r, x in zip(TOP_R, top, strict=True)}
         found["error"] = self._errors(block, held, picked, order, per_row).reshape(n, group, -1)
         growth = np.zeros((2, n, self.budgets), np.int64)
         union_growth(picked.order, least, picked.rows, growth[0], growth[1])
@@ -63,11 +66,11 @@ class Curves:
             found["evidence_all"] = block.evidence_mass.reshape(n, group)
         return found
 
-    def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
+    def _page_parts(self, block: Dense, pages: int) -> dict[str, NDArray[np.float64]]:
         """f64[R, P] of each quantity whose sum over read pages is a curve."""
         size = self.page
         mass = block.page_mass(size)[:, :pages]
-        out = {"mass": mass, "far": _far_parts(block, mass, size)} | _top_parts(block, of, pages)
+        out = {"mass": mass, "far": _far_parts(block, mass, size)}
         if block.source.request.evidence:
             out["evidence"] = _marked_parts(block, block.source.request.evidence_mask(), size, pages)
         return out
@@ -151,19 +154,6 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     top = max(logit.max(), block.sink[row])
     weight = np.exp2(logit - top)
     return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
-
-
-def _top_parts(block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
-    """f64[R, P] for each of TOP_R: the part of the r largest logits, or of all when fewer are visible, that lies on each page."""
-    best, count = block.top
-    out: dict[str, NDArray[np.float64]] = {}
-    for r in TOP_R:
-        many = np.minimum(r, count)
-        row, rank = np.nonzero(np.arange(min(r, best.shape[1])) < many[:, None])
-        at = row * pages + of[best[row, rank]]
-        parts = np.bincount(at, 1 / many[row], block.rows * pages).astype(np.float64)
-        out[f"top{r}"] = parts.reshape(block.rows, pages)
-    return out
 
 
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:

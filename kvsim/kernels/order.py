@@ -86,6 +86,27 @@ def accumulate(order, part, least, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def top_growth(order, least, best, count, of, most, out):
+    """out f32[M, R, K]: of the first most[m] tokens of best i32[R, B], or all count[r] if fewer, the part that lies on the first
+    max(k, least[r]) pages of the order, k = 1 ... K. of: position -> page."""
+    rows, width = order.shape
+    hits = np.zeros((len(most), width), np.int64)  # small enough to stay in cache, where a table of parts for every row would not
+    for r in range(rows):
+        for m in range(len(most)):
+            many = min(most[m], count[r])
+            for i in range(many):
+                hits[m, of[best[r, i]]] += 1
+            got = done = 0
+            for k in range(out.shape[2]):
+                while done < min(max(k + 1, least[r]), width):
+                    got += hits[m, order[r, done]]
+                    done += 1
+                out[m, r, k] = got / many
+            for i in range(many):
+                hits[m, of[best[r, i]]] = 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def union_growth(order, least, rows, pages, tokens):
     """How the union over the G heads of a group grows with the budget: pages, tokens i64[nb, K] at k = 1 ... K pages a head.
 

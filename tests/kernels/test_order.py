@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.kernels.order import ABSENT, FORCED, RANKED, accumulate, common, first_pages, live_rows, ranked, union_growth
+from kvsim.kernels.order import (
+    ABSENT,
+    FORCED,
+    RANKED,
+    accumulate,
+    common,
+    first_pages,
+    live_rows,
+    ranked,
+    top_growth,
+    union_growth,
+)
 from tests import naive
 
 DRAWS = {
@@ -50,6 +61,21 @@ def test_sums_at_every_budget(seed, rows, count, forced, budgets):
     accumulate(order, part, least, out)
     for r, k in np.ndindex(rows, budgets):
         assert out[r, k] == pytest.approx(sum(part[r, p] for p in naive.read_at(order[r], least[r], k + 1)), rel=1e-6)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.integers(1, 15), st.integers(1, 9))
+@settings(deadline=None, max_examples=60)
+def test_top_tokens_at_every_budget(seed, rows, count, budgets, tokens):
+    rng = np.random.default_rng(seed)
+    order = np.argsort(rng.random((rows, count)), axis=1).astype(np.int32)
+    least, many, most = rng.integers(0, count + 1, rows), rng.integers(1, tokens + 1, rows), np.array([1, 3, 9])
+    best, of = rng.integers(0, 20, (rows, tokens)).astype(np.int32), rng.integers(0, count, 20)
+    out = np.full((3, rows, budgets), 7, np.float32)
+    top_growth(order, least, best, many, of, most, out)
+    for m, r, k in np.ndindex(out.shape):
+        top = of[best[r, : min(most[m], many[r])]].tolist()
+        read = naive.read_at(order[r], least[r], k + 1)
+        assert out[m, r, k] == np.float32(sum(p in read for p in top) / len(top))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6), st.integers(1, 20), st.integers(1, 25))

@@ -47,6 +47,10 @@ def test_the_numbers_are_those_of_that_role(view, blocks):
     }
     for name, frame in want.items():
         assert blocks[name].data.select(frame.columns).equals(frame)
+    close = view.diagnostics.filter(pl.col("policy") == QUEST, metric="jaccard_1")
+    by_role = dict(close.group_by("role").agg(pl.col("value").mean()).rows())
+    assert blocks["alike"].data.filter(policy=view.look[0].label, distance=1)["jaccard"].item() == pytest.approx(by_role[2])
+    assert by_role[2] != pytest.approx(by_role[-1])
     mine = run.heads.filter(pl.col("role") == 2, pl.col("policy") == QUEST).collect()
     read = blocks["blame"].data.filter(pl.col("part") == "read", pl.col("policy") == view.look[0].label)["mass"].item()
     assert read == pytest.approx(mine["mass_recall"].cast(pl.Float64).mean())
