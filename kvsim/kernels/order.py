@@ -90,20 +90,23 @@ def top_growth(order, least, best, count, of, most, out):
     """out f32[M, R, K]: of the first most[m] tokens of best i32[R, B], or all count[r] if fewer, the part that lies on the first
     max(k, least[r]) pages of the order, k = 1 ... K. of: position -> page."""
     rows, width = order.shape
-    hits = np.zeros((len(most), width), np.int64)  # small enough to stay in cache, where a table of parts for every row would not
+    place, gain = np.empty(width, np.int64), np.zeros(out.shape[2], np.int64)
     for r in range(rows):
+        for i in range(width):
+            place[order[r, i]] = 0 if i < least[r] else i
         for m in range(len(most)):
             many = min(most[m], count[r])
             for i in range(many):
-                hits[m, of[best[r, i]]] += 1
-            got = done = 0
-            for k in range(out.shape[2]):
-                while done < min(max(k + 1, least[r]), width):
-                    got += hits[m, order[r, done]]
-                    done += 1
-                out[m, r, k] = got / many
-            for i in range(many):
-                hits[m, of[best[r, i]]] = 0
+                at = place[of[best[r, i]]]
+                if at < len(gain):
+                    gain[at] += 1
+            got, share = 0, 0.0
+            for k in range(len(gain)):
+                if gain[k]:  # few budgets find another token: a division at each would cost more than all the rest
+                    got += gain[k]
+                    share = got / many
+                    gain[k] = 0
+                out[m, r, k] = share
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
