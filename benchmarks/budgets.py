@@ -12,7 +12,7 @@ from kvsim.engine.attend import Dense, Held, HeldTruth, steps_per_block
 from kvsim.engine.curves import Curves
 from kvsim.engine.reads import Reader, ranking_of
 from kvsim.engine.source import Source
-from kvsim.kernels.order import accumulate
+from kvsim.kernels.order import accumulate, places
 from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse
 
@@ -40,10 +40,9 @@ def all_budgets(source: Source) -> np.ndarray:
     out = []
     for _, dense, _, picked in blocks(source):
         n, group, pages = picked.order.shape
-        part = np.empty((n * group, pages), np.float32)
-        accumulate(
-            picked.order.reshape(n * group, pages), dense.page_mass(PAGE)[:, :pages], np.repeat(picked.forced.sum(1), group), part
-        )
+        part, place = np.empty((n * group, pages), np.float32), np.empty((n, group, pages), np.int32)
+        places(picked.order, picked.forced.sum(1), place)
+        accumulate(place.reshape(n * group, pages), dense.page_mass(PAGE)[:, :pages], part)
         out.append(part)
     return np.concatenate(out)
 
@@ -51,7 +50,7 @@ def all_budgets(source: Source) -> np.ndarray:
 def curves(source: Source, errors: bool) -> None:
     measure = kvsim.engine.curves.Curves._errors
     if not errors:
-        Curves._errors = lambda self, block, held, picked, order, least: np.zeros((len(order), len(self.grid)), np.float32)
+        Curves._errors = lambda self, block, held, picked, place: np.zeros((len(place), len(self.grid)), np.float32)
     try:
         found = Curves(PAGE, source.request.prompt // PAGE, source.layer.row_bytes)
         for read, dense, held, picked in blocks(source):

@@ -102,7 +102,7 @@ CURVES = _schema(
     | dict.fromkeys(
         ("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32
     ),
-    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32),
+    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32) | {"read_pages_mean": _f64},
 )
 PLANS = _schema(_UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)})
 RUNS = pa.list_(pa.struct([pa.field("start", _i32), pa.field("stop", _i32), pa.field("tier", _i8), pa.field("level", _i8)]))

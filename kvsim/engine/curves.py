@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvsim.engine.account import LEAST_MASS, relative
 from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
-from kvsim.kernels.order import accumulate, union_growth
+from kvsim.kernels.order import accumulate, places, union_growth
 from kvsim.kernels.sparse import bucket_values
 
 GRID = 24  # budgets on which the output error is computed
@@ -27,8 +27,9 @@ def grid(pages: int) -> NDArray[np.int64]:
 class Curves:
     """Collects the steps of one kv head; `rows` gives the table. Steps must come in order."""
 
-    def __init__(self, page: int, budgets: int, row_bytes: int):
-        self.page, self.budgets, self.row_bytes = page, budgets, row_bytes
+    def __init__(self, page: int, budgets: int, row_bytes: int, heads: str = "each"):
+        """heads: who of the group picks and who reads what (quest's parameter)."""
+        self.page, self.budgets, self.row_bytes, self.heads = page, budgets, row_bytes, heads
         self.grid = grid(budgets)
         self.parts: dict[str, list[NDArray[Any]]] = {}
 
@@ -42,25 +43,33 @@ class Curves:
 
     def _measure(self, block: Dense, held: Held, picked: Picked) -> dict[str, NDArray[Any]]:
         """Every quantity at every budget: [N, G, K], of the union [N, K], of the step [N, ...]."""
-        assert picked.order is not None
-        n, group, p = picked.order.shape
-        order = picked.order.reshape(n * group, p)
-        least = picked.forced.sum(1)
-        per_row = np.repeat(least, group)
-        pages = picked.pages
+        place = self._places(picked, block.group)
+        n, group, p = place.shape
+        by_row = place.reshape(n * group, p)
         found: dict[str, NDArray[Any]] = {}
-        for name, part in self._page_parts(block, pages.of_slots(), p).items():
+        for name, part in self._page_parts(block, picked.pages.of_slots(), p).items():
             out = np.empty((n * group, self.budgets), np.float32)
-            accumulate(order, part, per_row, out)
+            accumulate(by_row, part, out)
             found[name] = out.reshape(n, group, -1)
-        found["error"] = self._errors(block, held, picked, order, per_row).reshape(n, group, -1)
-        growth = np.zeros((2, n, self.budgets), np.int64)
-        union_growth(picked.order, least, pages.rows(held.flags), growth[0], growth[1])
-        found |= {"union": growth[0], "tokens": growth[1]}
+        found["error"] = self._errors(block, held, picked, by_row).reshape(n, group, -1)
+        union, one = np.empty((2, 2, n, self.budgets), np.int64)
+        rows = picked.pages.rows(held.flags)
+        union_growth(place, rows, *union)
+        union_growth(place[:, :1], rows, *one)  # every head reads as many pages
+        found |= {"read": one[0], "union": union[0], "tokens": union[1]}
         found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
         if block.source.request.evidence:
             found["evidence_all"] = block.evidence_mass.reshape(n, group)
         return found
+
+    def _places(self, picked: Picked, group: int) -> NDArray[np.int32]:
+        """i32[N, G, P]: a head reads the pages at a place below its budget."""
+        assert picked.order is not None
+        place = np.empty(picked.order.shape, np.int32)
+        places(picked.order, picked.forced.sum(1), place)
+        if self.heads == "share":  # all heads read what any of them picked
+            place = place.min(1, keepdims=True)
+        return np.ascontiguousarray(np.broadcast_to(place, (len(place), group, picked.order.shape[-1])))
 
     def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
         """f64[R, P] of each quantity whose sum over read pages is a curve."""
@@ -76,15 +85,10 @@ class Curves:
             out["evidence"] = _marked_parts(block, block.source.request.evidence_mask(), size, pages)
         return out
 
-    def _errors(
-        self, block: Dense, held: Held, picked: Picked, order: NDArray[np.int32], least: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """f32[R, grid]: relative error of the output when the first k pages of the order are read."""
-        src, rows, pages = block.source, block.rows, len(picked.pages.id)
-        place = np.empty(order.shape, np.int64)
-        np.put_along_axis(place, order.astype(np.int64), np.broadcast_to(np.arange(pages), order.shape), 1)
-        place = np.where(place < least[:, None], 0, place)
-        bucket = np.searchsorted(self.grid - 1, place).astype(np.int32)  # the first budget of the grid that reads the page
+    def _errors(self, block: Dense, held: Held, picked: Picked, place: NDArray[np.int32]) -> NDArray[np.float32]:
+        """f32[R, grid]: relative error of the output when the pages at a place i32[R, P] below each budget are read."""
+        src, rows, pages = block.source, block.rows, place.shape[1]
+        bucket = np.searchsorted(self.grid - 1, np.arange(pages)).astype(np.int32)[place]  # the first budget that reads the page
         dim = src.layer.value_dim
         sums, weight = np.zeros((rows, len(self.grid) + 1, dim)), np.zeros((rows, len(self.grid) + 1))
         bucket_values(
@@ -131,6 +135,7 @@ def _summarise(
         "role": role,
         "pages": flat(k),
         "tokens": flat(k * curves.page),
+        "read_pages_mean": flat(x["read"].mean(0)),
         "union_pages_mean": flat(x["union"].mean(0)),
         "read_bytes_mean": flat(x["tokens"].mean(0) * curves.row_bytes),
         "mass_recall_mean": flat(x["mass"].mean(0, dtype=np.float64)),

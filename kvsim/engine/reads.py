@@ -142,22 +142,17 @@ class Reader:
     def choose(
         self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints, known: dict[Any, Any] | None = None
     ) -> tuple[Mask, NDArray[np.int32] | None]:
-        """The pages bool[N, G, P] that a budget of k pages reads, and the order i32[N, G, P] when every head has its own."""
+        """The pages bool[N, G, P] that a budget of k pages reads, and the order that every budget reads from, unless shards do."""
         read, group = self.read, score.shape[1]
-        if read.heads == "split":
-            private = getattr(read, "private", 1)
-            sets = [
-                select.split(score[i], exists[i], forced[i], int(k[i]), private) if k[i] < exists[i].sum() else exists[i]
-                for i in range(len(k))
-            ]
-            return np.repeat(np.stack(sets)[:, None], group, 1), None
 
         def rank() -> NDArray[np.int32]:
+            if read.heads == "split":
+                return select.split_order(score, exists, forced, getattr(read, "private", 1))
             return select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
 
         order = _once({} if known is None else known, ("order", *ranking_of(read)), rank)
         chosen = select.pick(order, exists, forced, k, read.heads, group, read.shards)
-        return chosen, order if read.heads == "each" and read.shards is None else None
+        return chosen, order if read.shards is None else None
 
     def _keep_set(self, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> Mask:
         """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read."""

@@ -69,44 +69,49 @@ def first_pages(order, count, chosen):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def accumulate(order, part, least, out):
-    """out f32[R, K]: the sum of part [R, P] over the first max(k, least[r]) pages of the order, k = 1 ... K; float64 sums."""
-    for r in range(order.shape[0]):
-        total = 0.0
-        for i in range(max(out.shape[1], least[r])):
-            if i < order.shape[1]:
-                total += part[r, order[r, i]]
-            if i >= least[r] - 1 and i < out.shape[1]:
-                out[r, i] = total
-        for i in range(min(least[r] - 1, out.shape[1])):
-            forced = 0.0
-            for j in range(least[r]):
-                forced += part[r, order[r, j]]
-            out[r, i] = forced
+def places(order, least, place):
+    """place i32[nb, H, P] of every page in the orders i32[nb, H, P]: a budget of more pages than that reads it. The least[i] pages that
+    are forced are at 0, whatever the budget."""
+    for i in range(order.shape[0]):
+        for h in range(order.shape[1]):
+            for at in range(order.shape[2]):
+                place[i, h, order[i, h, at]] = 0 if at < least[i] else at
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def union_growth(order, least, rows, pages, tokens):
-    """How the union over the G heads of a group grows with the budget: pages, tokens i64[nb, K] at k = 1 ... K pages a head.
+def accumulate(place, part, out):
+    """out f32[R, K]: the sum of part [R, P] over the pages at a place below k in place [R, P], k = 1 ... K; float64 sums."""
+    budgets = out.shape[1]
+    at = np.empty(budgets)
+    for r in range(place.shape[0]):
+        at[:] = 0.0
+        for p in range(place.shape[1]):
+            if place[r, p] < budgets:
+                at[place[r, p]] += part[r, p]
+        total = 0.0
+        for k in range(budgets):
+            total += at[k]
+            out[r, k] = total
 
-    order i32[nb, G, P]; least i64[nb]: forced pages; rows i64[nb, P]: valid rows of a page."""
-    nb, group, width = order.shape
-    seen = np.empty(width, np.int64)
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def union_growth(place, rows, pages, tokens):
+    """How what the G heads of a group read together grows with the budget: pages, tokens i64[nb, K] at k = 1 ... K.
+
+    place i32[nb, G, P]: a head reads the pages at a place below k; rows i64[nb, P]: valid rows of a page."""
+    nb, group, width = place.shape
+    budgets = pages.shape[1]
     for i in range(nb):
+        pages[i] = 0
+        tokens[i] = 0
         for p in range(width):
-            seen[p] = width
-        for g in range(group):
-            for at in range(width):
-                p = order[i, g, at]
-                seen[p] = min(seen[p], 0 if at < least[i] else at)
-        for k in range(pages.shape[1]):
-            pages[i, k] = 0
-            tokens[i, k] = 0
-        for p in range(width):
-            if seen[p] < pages.shape[1]:
-                pages[i, seen[p]] += 1
-                tokens[i, seen[p]] += rows[i, p]
-        for k in range(1, pages.shape[1]):
+            first = place[i, 0, p]
+            for g in range(1, group):
+                first = min(first, place[i, g, p])
+            if first < budgets:
+                pages[i, first] += 1
+                tokens[i, first] += rows[i, p]
+        for k in range(1, budgets):
             pages[i, k] += pages[i, k - 1]
             tokens[i, k] += tokens[i, k - 1]
 
