@@ -125,6 +125,12 @@ EXPLAIN = _schema(
     | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
 )
 EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
+REUSE = _schema(
+    _UNIT
+    | {"q_head": _i16, "step": _i32, "distance": _i16, "pages": _i32, "mass_recall": _f32}
+    | {"layer_pages": _i32, "layer_mass_recall": _f32},
+    {"evidence_read": _f32, "layer_evidence_read": _f32},
+)
 
 RUN_TABLES: dict[str, pa.Schema] = {
     "ledger": LEDGER,
@@ -135,6 +141,7 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "events": EVENTS,
     "explain": EXPLAIN,
     "evidence": EVIDENCE,
+    "reuse": REUSE,
 }
 
 

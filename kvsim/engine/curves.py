@@ -82,7 +82,7 @@ class Curves:
             np.add.at(ten, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
         out = {"mass": mass, "top10": ten, "far": _far_parts(block, mass, size)}
         if block.source.request.evidence:
-            out["evidence"] = _marked_parts(block, block.source.request.evidence_mask(), size, pages)
+            out["evidence"] = marked_parts(block, block.source.request.evidence_mask(), size, pages)
         return out
 
     def _errors(self, block: Dense, held: Held, picked: Picked, place: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -175,7 +175,7 @@ def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np
     return out[:, :pages]
 
 
-def _marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:
+def marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:
     """f64[R, P]: dense mass of each page's marked positions."""
     out = np.zeros((block.rows, pages))
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
