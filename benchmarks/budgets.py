@@ -33,6 +33,7 @@ def blocks(source: Source):
         held = Held(np.arange(source.request.total), flags, flags, dense.dots[: source.request.total], True)
         q = source.queries(0, dense.index).astype(np.float64)
         yield read, dense, held, reader.pick(source.steps[dense.index], dense.t, held.pos, flags, q, HeldTruth(dense, held))
+        del dense, held, flags
 
 
 def all_budgets(source: Source) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,12 @@ class Curves:
         n, group, p = place.shape
         by_row = place.reshape(n * group, p)
         found: dict[str, NDArray[Any]] = {}
-        for name, part in self._page_parts(block, picked.pages.of_slots(), p).items():
+        for name, part in self._page_parts(block, picked.pages.of_slots(), p):
             out = np.empty((n * group, self.budgets), np.float32)
             accumulate(by_row, part, out)
             found[name] = out.reshape(n, group, -1)
         found["error"] = self._errors(block, held, picked, by_row).reshape(n, group, -1)
-        union, one = np.empty((2, 2, n, self.budgets), np.int64)
+        union, one = np.empty((2, 2, n, self.budgets), np.int32)
         rows = picked.pages.rows(held.flags)
         union_growth(place, rows, *union)
         union_growth(place[:, :1], rows, *one)  # every head reads as many pages
@@ -71,19 +72,15 @@ class Curves:
             place = place.min(1, keepdims=True)
         return np.ascontiguousarray(np.broadcast_to(place, (len(place), group, picked.order.shape[-1])))
 
-    def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
-        """f64[R, P] of each quantity whose sum over read pages is a curve."""
+    def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        """f64[R, P] of each quantity whose sum over read pages is a curve, one at a time: they are large."""
         size = self.page
         mass = block.page_mass(size)[:, :pages]
-        best, count = block.top
-        ten = np.zeros((block.rows, pages))
-        for r in range(min(10, best.shape[1])):
-            ok = count > r
-            np.add.at(ten, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
-        out = {"mass": mass, "top10": ten, "far": _far_parts(block, mass, size)}
+        yield "mass", mass
+        yield "top10", _top10_parts(block, of, pages)
+        yield "far", _far_parts(block, mass, size)
         if block.source.request.evidence:
-            out["evidence"] = marked_parts(block, block.source.request.evidence_mask(), size, pages)
-        return out
+            yield "evidence", marked_parts(block, block.source.request.evidence_mask(), size, pages)
 
     def _errors(self, block: Dense, held: Held, picked: Picked, place: NDArray[np.int32]) -> NDArray[np.float32]:
         """f32[R, grid]: relative error of the output when the pages at a place i32[R, P] below each budget are read."""
@@ -160,6 +157,16 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     top = max(logit.max(), block.sink[row])
     weight = np.exp2(logit - top)
     return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
+
+
+def _top10_parts(block: Dense, of: NDArray[np.int64], pages: int) -> NDArray[np.float64]:
+    """f64[R, P]: the share of the 10 largest logits that lies on each page."""
+    best, count = block.top
+    out = np.zeros((block.rows, pages))
+    for r in range(min(10, best.shape[1])):
+        ok = count > r
+        np.add.at(out, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
+    return out
 
 
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from kvsim.policies.rules import Rule
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
+TOGETHER = 1024  # pages whose keys are looked at together
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
@@ -200,11 +201,14 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
-        score = np.take_along_axis(got[:n, 0].astype(np.float64), np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1)
-        exists = np.broadcast_to(exists[:, None], score.shape)
-        if np.isnan(score[exists]).any():
+        score = np.take_along_axis(got[:n, 0], np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1).astype(
+            np.float64, copy=False
+        )
+        if (np.isnan(score) & exists[:, None]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
-        return np.where(exists, np.clip(score, -UNBOUNDED, UNBOUNDED), -np.inf)
+        np.clip(score, -UNBOUNDED, UNBOUNDED, out=score)  # in place: of 128K tokens a copy is 16 MB
+        np.copyto(score, -np.inf, where=~exists[:, None])
+        return score
 
 
 def ranking_of(read: Read) -> tuple[Any, ...]:
@@ -239,11 +243,7 @@ class Summaries:
         np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
         state[:, self.size] = v.closed
         stale = (state != self.state[ids]).any(1)
-        made: dict[str, NDArray[Any]] = {}
-        if stale.any():
-            valid, blurred = v.valid[stale], v.blurred[stale]
-            keys, error = self._keys(np.where(valid, at[stale], 0), blurred)
-            made = self.index.summarise(keys, valid, v.closed[stale], **error, **self.fitted)
+        made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
@@ -253,6 +253,15 @@ class Summaries:
             self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
         self.state[ids] = state
         return out
+
+    def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
+        """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""
+        parts = []
+        for one in np.split(which, range(TOGETHER, len(which), TOGETHER)):
+            valid = v.valid[one]
+            keys, error = self._keys(np.where(valid, at[one], 0), v.blurred[one])
+            parts.append(self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """f64[m, S, d] at positions [m, S] as the index wants them, and when it widens them by their error, that too."""

@@ -65,6 +65,7 @@ def run_layer(
             dense = Dense(source, head, index)
             for w in mine:
                 w.step(dense, wanted[index])
+            del dense  # before the next one is made: its logits are the largest thing there is
             tick()
         for w in mine:
             w.end(head, wanted)
