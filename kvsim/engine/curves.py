@@ -93,21 +93,23 @@ class Curves:
             np.float32(src.unit), np.float32(src.cap), block.lse, sums, weight,
         )  # fmt: skip
         total, z = sums.cumsum(1)[:, :-1], weight.cumsum(1)[:, :-1] + block.sink_mass[:, None]
+        dense = sums.sum(1) / (weight.sum(1) + block.sink_mass)[:, None]  # of all pages
         out = np.empty((rows, len(self.grid)), np.float32)
         for i in range(len(self.grid)):
             for r in np.flatnonzero(z[:, i] < FAINT).tolist():
                 total[r, i], z[r, i] = _output(block, r, (bucket[r] <= i)[picked.pages.of_slots()]), 1.0
-            out[:, i] = relative(total[:, i] / z[:, i, None], block.out)
+            out[:, i] = relative(total[:, i] / z[:, i, None], dense)
         return out
 
     def rows(self, q_head: int) -> list[dict[str, Any]]:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
         whole = {name: np.concatenate(x) for name, x in self.parts.items()}
         roles = whole["role"]
-        return [
-            _summarise(self, whole, roles == role if role >= 0 else roles >= 0, role, q_head)
-            for role in (-1, *sorted(set(roles.tolist())))
-        ]
+        every = _summarise(self, whole, roles >= 0, -1, q_head)
+        found = sorted(set(roles.tolist()))
+        if len(found) == 1:
+            return [every, every | {"role": found[0]}]
+        return [every, *(_summarise(self, whole, roles == role, role, q_head) for role in found)]
 
 
 def _summarise(

@@ -24,7 +24,7 @@ from kvsim.policies.rules import Rule
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
-TOGETHER = 1024  # pages whose keys are looked at together
+TOGETHER = 256  # pages whose keys are looked at together: 4 MB, which stay in the cache, and of which no fresh memory is asked
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
@@ -79,7 +79,7 @@ class Reader:
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         known = {} if known is None else known
-        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, pos, flags, q, truth))
+        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, exists, pos, flags, q, truth))
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
         if isinstance(read.read, Rule):
@@ -172,14 +172,14 @@ class Reader:
         return out
 
     def _score(
-        self, t: Ints, pages: Pages, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
+        self, t: Ints, pages: Pages, exists: Mask, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
     ) -> NDArray[np.float64]:
         """f64[N, G, P], -inf where a page does not exist."""
         seen = self.summaries
         v = versions(pages, flags, t, seen.matter if seen else ALIVE)
         arrays: dict[str, NDArray[Any]] = seen.of(v, pages, pos) | seen.fitted if seen else {}
         summary = {name: x[None] for name, x in arrays.items()}
-        (n, group, dim), exists = q.shape, pages.rows(flags) > 0
+        n, group, dim = q.shape
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
         batch[:n, 0], times[:n] = q, t
