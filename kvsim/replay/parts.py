@@ -36,7 +36,9 @@ def write_part(parts: Path, task: Task, found: Sequence[dict[str, pa.Table]], fl
             os.fsync(text.fileno())
     for name, schema in RUN_TABLES.items():
         if any(name in by_name for by_name in found):
-            _write(aside / f"{name}.arrow", schema, [by_name.get(name, schema.empty_table()) for by_name in found])
+            _write(
+                aside / f"{name}.arrow", schema, [by_name[name] if name in by_name else schema.empty_table() for by_name in found]
+            )
     if (parts / folder(task)).exists():
         shutil.rmtree(aside)
     else:
