@@ -103,7 +103,8 @@ CURVES = _schema(
         ("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32
     ),
     dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32)
-    | dict.fromkeys(("top1_recall_mean", "top64_recall_mean"), _f32),
+    | dict.fromkeys(("top1_recall_mean", "top64_recall_mean"), _f32)
+    | {"read_pages_mean": _f64},
 )
 PLANS = _schema(
     _UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)},
@@ -129,6 +130,12 @@ EXPLAIN = _schema(
     | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
 )
 EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
+REUSE = _schema(
+    _UNIT
+    | {"q_head": _i16, "step": _i32, "distance": _i16, "pages": _i32, "mass_recall": _f32}
+    | {"layer_pages": _i32, "layer_mass_recall": _f32},
+    {"evidence_read": _f32, "layer_evidence_read": _f32},
+)
 
 RUN_TABLES: dict[str, pa.Schema] = {
     "ledger": LEDGER,
@@ -139,6 +146,7 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "events": EVENTS,
     "explain": EXPLAIN,
     "evidence": EVIDENCE,
+    "reuse": REUSE,
 }
 
 

@@ -24,6 +24,7 @@ from kvsim.policies.rules import Rule
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
+TOGETHER = 256  # pages whose keys are looked at together: 4 MB, which stay in the cache, and of which no fresh memory is asked
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
@@ -81,7 +82,7 @@ class Reader:
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         known = {} if known is None else known
-        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, pos, flags, q, truth))
+        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, exists, pos, flags, q, truth))
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
         if isinstance(read.read, Rule):
@@ -141,22 +142,17 @@ class Reader:
     def choose(
         self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints, known: dict[Any, Any] | None = None
     ) -> tuple[Mask, NDArray[np.int32] | None]:
-        """The pages bool[N, G, P] that a budget of k pages reads, and the order i32[N, G, P] when every head has its own."""
+        """The pages bool[N, G, P] that a budget of k pages reads, and the order that every budget reads from, unless shards do."""
         read, group = self.read, score.shape[1]
-        if read.heads == "split":
-            private = getattr(read, "private", 1)
-            sets = [
-                select.split(score[i], exists[i], forced[i], int(k[i]), private) if k[i] < exists[i].sum() else exists[i]
-                for i in range(len(k))
-            ]
-            return np.repeat(np.stack(sets)[:, None], group, 1), None
 
         def rank() -> NDArray[np.int32]:
+            if read.heads == "split":
+                return select.split_order(score, exists, forced, getattr(read, "private", 1))
             return select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
 
         order = _once({} if known is None else known, ("order", *ranking_of(read)), rank)
         chosen = select.pick(order, exists, forced, k, read.heads, group, read.shards)
-        return chosen, order if read.heads == "each" and read.shards is None else None
+        return chosen, order if read.shards is None else None
 
     def _keep_set(self, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> Mask:
         """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read."""
@@ -175,14 +171,14 @@ class Reader:
         return out
 
     def _score(
-        self, t: Ints, pages: Pages, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
+        self, t: Ints, pages: Pages, exists: Mask, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
     ) -> NDArray[np.float64]:
         """f64[N, G, P], -inf where a page does not exist."""
         seen = self.summaries
         v = versions(pages, flags, t, seen.matter if seen else ALIVE)
         arrays: dict[str, NDArray[Any]] = seen.of(v, pages, pos) | seen.fitted if seen else {}
         summary = {name: x[None] for name, x in arrays.items()}
-        (n, group, dim), exists = q.shape, pages.rows(flags) > 0
+        n, group, dim = q.shape
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
         batch[:n, 0], times[:n] = q, t
@@ -204,11 +200,14 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
-        score = np.take_along_axis(got[:n, 0].astype(np.float64), np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1)
-        exists = np.broadcast_to(exists[:, None], score.shape)
-        if np.isnan(score[exists]).any():
+        score = np.take_along_axis(got[:n, 0], np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1).astype(
+            np.float64, copy=False
+        )
+        if (np.isnan(score) & exists[:, None]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
-        return np.where(exists, np.clip(score, -UNBOUNDED, UNBOUNDED), -np.inf)
+        np.clip(score, -UNBOUNDED, UNBOUNDED, out=score)  # in place: of 128K tokens a copy is 16 MB
+        np.copyto(score, -np.inf, where=~exists[:, None])
+        return score
 
 
 def ranking_of(read: Read) -> tuple[Any, ...]:
@@ -243,11 +242,7 @@ class Summaries:
         np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
         state[:, self.size] = v.closed
         stale = (state != self.state[ids]).any(1)
-        made: dict[str, NDArray[Any]] = {}
-        if stale.any():
-            valid, blurred = v.valid[stale], v.blurred[stale]
-            keys, error = self._keys(np.where(valid, at[stale], 0), blurred)
-            made = self.index.summarise(keys, valid, v.closed[stale], **error, **self.fitted)
+        made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
@@ -257,6 +252,15 @@ class Summaries:
             self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
         self.state[ids] = state
         return out
+
+    def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
+        """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""
+        parts = []
+        for one in np.split(which, range(TOGETHER, len(which), TOGETHER)):
+            valid = v.valid[one]
+            keys, error = self._keys(np.where(valid, at[one], 0), v.blurred[one])
+            parts.append(self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """f64[m, S, d] at positions [m, S] as the index wants them, and when it widens them by their error, that too."""

@@ -65,6 +65,7 @@ def run_layer(
             dense = Dense(source, head, index)
             for w in mine:
                 w.step(dense, wanted[index])
+            del dense  # before the next one is made: its logits are the largest thing there is
             tick()
         for w in mine:
             w.end(head, wanted)
@@ -98,7 +99,6 @@ class _Work:
         if (
             read.read is not None
             and self.record is None
-            and read.heads == "each"
             and read.refresh == 1
             and read.shards is None
             and not isinstance(read.read, Rule)
@@ -106,7 +106,8 @@ class _Work:
         ):
             t = src.t[wanted]
             first = np.array([src.layer.first_visible(int(x)) for x in t])
-            self.curves = Curves(read.page, int((t // read.page - first // read.page + 1).min()), src.layer.row_bytes)
+            budgets = int((t // read.page - first // read.page + 1).min())
+            self.curves = Curves(read.page, budgets, src.layer.row_bytes, read.heads)
 
     def step(self, dense: Dense, wanted: NDArray[np.bool_]) -> None:
         held = self.past.held(dense)

@@ -31,6 +31,11 @@ READS = [
     'oracle(read=pages({}), page={}, by="logit")',
     "recency(read=pages({}), page={})",
     "random_read(read=pages({}), page={}, tail='forced')",
+    'quest(read=pages({}), page={}, heads="share", sinks=1)',
+    'quest(read=pages({}), page={}, heads="max", recent=20)',
+    'quest(read=pages({}), page={}, heads="mean", tail="free")',
+    'quest(read=pages({}), page={}, heads="softmax_mean")',
+    'quest(read=pages({}), page={}, heads="split", private=2, sinks=3)',
 ]
 
 
@@ -60,6 +65,7 @@ def test_a_curve_is_the_replay_at_every_budget(kind, read):
             "mass_recall_min": mass.min(1),
             **{f"top{r}_recall_mean": heads[f"top{r}_recall"].mean(1) for r in (1, 10, 64)},
             "top10_recall_p5": np.percentile(heads["top10_recall"], 5, axis=1),
+            "read_pages_mean": heads["read_pages"].mean(1),
             "union_pages_mean": ledger["read_pages"].mean(1),
             "read_bytes_mean": ledger["read_bytes"].mean(1),
         }
@@ -115,11 +121,18 @@ def test_roles_are_the_steps_of_that_role():
             assert np.array_equal(curves[column][pick], alone[column][every])
 
 
-def test_only_a_fixed_budget_of_one_ranking_a_head_over_everything_has_curves():
+@pytest.mark.parametrize("heads", ["share", "max", "mean", "softmax_mean", "split"])
+def test_heads_of_one_set_read_what_their_group_reads(heads):
+    curves = run(lane(**LANES["plain"]), f'quest(read=pages(2), page=4, heads="{heads}")')["curves"]
+    assert np.array_equal(curves["union_pages_mean"], curves["read_pages_mean"])
+    assert (curves["read_pages_mean"] > curves["pages"]).any() == (heads == "share")
+
+
+def test_only_a_fixed_budget_of_a_ranking_over_everything_has_curves():
     source = lane(**LANES["plain"])
     for policy in (
         "full()", "h2o(hold=tokens(20)) >> quest(read=pages(2))", "kivi(group=2, residual=4) >> quest(read=pages(2))",
-        'quest(read=pages(2), heads="share")', "quest(read=pages(2), refresh=2)", "quest(read=top_p(p=0.5))",
+        "quest(read=pages(2), shards=shards(2))", "quest(read=pages(2), refresh=2)", "quest(read=top_p(p=0.5))",
     ):  # fmt: skip
         assert not run(source, policy)["curves"]
     assert chain("quest(read=pages(2))").part("read").heads == "each"

@@ -137,6 +137,7 @@ def test_curves():
     told("`mass_recall_p5`", at(1)["mass_recall_p5"], at(1)["mass_recall_p50"])
     told("`far_recall`", at(1)["evidence_recall"])
     told("`top10_recall_mean`", at(1)["top10_recall_mean"])
+    told("`read_pages_mean`", at(1)["read_pages_mean"])
     told("`union_pages_mean`", at(1)["union_pages_mean"], at(1)["read_bytes_mean"])
     assert at(4)["rel_l2_mean"] == pytest.approx(0, abs=1e-6)
     assert at(2)["mass_recall_mean"] == pytest.approx((0.60 / 0.90 + 0.70) / 2, abs=1e-6)

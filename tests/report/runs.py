@@ -56,6 +56,7 @@ def write_run(
                     _plans(made, unit, rng, q_heads, q_heads // kv_heads, prompt, steps)
                     if evidence:
                         _evidence(made, unit, q_heads, steps)
+                    _reuse(made, unit, rng, q_heads, steps, [n for n in (0, 1, 2, 4, 8) if layer - n in layers], evidence)
                 if any(name in policy for name in ("h2o", "kivi")):
                     _tiers(made, unit, policy, kv_heads, prompt, steps)
     for name, parts in made.items():
@@ -217,6 +218,25 @@ def _evidence(made, unit, q_heads, steps) -> None:
     columns = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "span": ["needle"] * n}
     read = 0.2 * (unit["layer"] > 0)
     made["evidence"].append(tables.table("evidence", columns | unit | {"dense": np.full(n, 0.2), "read": np.full(n, read)}))
+
+
+def _reuse(made, unit, rng, q_heads, steps, distances, evidence) -> None:
+    n = q_heads * steps
+    for distance in distances if len(distances) > 1 else ():
+        columns = {
+            "q_head": np.repeat(np.arange(q_heads), steps),
+            "step": np.tile(np.arange(steps), q_heads),
+            "distance": distance,
+        }
+        columns |= {
+            "pages": 2,
+            "mass_recall": rng.uniform(0.3, 0.6, n),
+            "layer_pages": 4,
+            "layer_mass_recall": rng.uniform(0.6, 0.9, n),
+        }
+        if evidence:
+            columns |= {"evidence_read": rng.uniform(0, 0.05, n), "layer_evidence_read": rng.uniform(0.05, 0.1, n)}
+        made["reuse"].append(tables.table("reuse", columns | unit))
 
 
 def _tiers(made, unit, policy, kv_heads, prompt, steps) -> None:

@@ -12,12 +12,13 @@ from kvsim.metrics.floor import floors
 from kvsim.metrics.overlap import DISTANCES
 from kvsim.metrics.profile import profile
 from kvsim.metrics.quality import quality
+from kvsim.metrics.reuse import WHOSE, reused
 from kvsim.metrics.spread import SUFFIX, by_statistic, spread
 from kvsim.report import facts, theme
 from kvsim.report.charts.heads import evidence_heads, miss_against_error
 from kvsim.report.charts.layers import MEASURES, by_layer
 from kvsim.report.charts.map import layer_head_map
-from kvsim.report.charts.overlap import pages_alike
+from kvsim.report.charts.overlap import pages_alike, pages_reused
 from kvsim.report.charts.profile import read_by_position
 from kvsim.report.html import Figure, Section, Table
 from kvsim.report.view import LEGEND, STATISTICS, View
@@ -31,7 +32,16 @@ def section(view: View) -> Section:
     return Section(
         "Layers and heads",
         ("Attention is unequal: a few heads carry the retrieval, and a mean over heads hides what happens to them.",),
-        blocks=[*_layers(view), *_map(view), *_evidence(view), *_through(view), *_miss(view), *_alike(view), *_profile(view)],
+        blocks=[
+            *_layers(view),
+            *_map(view),
+            *_evidence(view),
+            *_through(view),
+            *_miss(view),
+            *_alike(view),
+            *_reused(view),
+            *_profile(view),
+        ],
     )
 
 
@@ -170,6 +180,24 @@ def _alike(view: View) -> list[Figure]:
     notes = [*view.without(data, "it chooses no pages, or they are not recorded (replay with --plans)"), *view.alone, LEGEND]
     chart = pages_alike(data, view.of_label(data["policy"]))
     return [view.figure("alike", "Do neighbouring layers choose the same pages?", how, chart, data, notes, clickable=True)]
+
+
+def _reused(view: View) -> list[Figure]:
+    found = view.labelled(reused(view.run.tables["reuse"], view.run.heads))
+    if found.is_empty():
+        return []
+    data = found.select("policy", "distance", "whose", "pages", "missed", "missed_own", "evidence_missed", "evidence_missed_own")
+    how = (
+        "Attention mass that a layer would miss with the pages that a layer below it chose at the same step; bar: with its own pages. "
+        "Left: those of the query head of the same number, as many pages. Right: those of all query heads of the layer, many more."
+    )
+    notes = [*view.without(data, "it does not keep everything, or its pages are not recorded (replay with --plans)"), LEGEND]
+    chart = pages_reused(data, list(WHOSE.values()), view.of_label(data["policy"]))
+    return [
+        view.figure(
+            "reuse", "What would a layer miss with the pages of a layer below it?", how, chart, data, notes, clickable=True
+        )
+    ]
 
 
 def _profile(view: View) -> list[Figure]:
