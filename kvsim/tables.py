@@ -93,7 +93,8 @@ HEADS = _schema(
     dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
     | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
     | {"read_pages": _i32, "held_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
-    | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32),
+    | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32)
+    | {"set_age": _i32, "false_read_bytes": _i64, "page_precision": _f32, "out_bound_centred": _f32},
 )
 CURVES = _schema(
     _UNIT
@@ -127,7 +128,14 @@ EXPLAIN = _schema(
     _UNIT | {"q_head": _i16, "step": _i32},
     {"role": _i8, "k_needed": _i32, "score_gap": _f32}
     | dict.fromkeys(("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"), _i32)
-    | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
+    | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32)
+    | {"regret": _f32, "missed_pages": _i32, "displaced_slack": _f32, "slack_norm": _f32}
+    | dict.fromkeys(("churn_summary", "churn_query", "recovered_1", "recovered_4", "recovered_16"), _f32)
+    | {"pages": _i32, "below": _i32, "below_max": _f32, "fp16_changed": _flag},
+)
+SLACK = _schema(
+    _UNIT | {"q_head": _i16, "role": _i8, "page_size": _i32, "key_dim": _i16, "key_age": _i32, "pages": _i64},
+    {"slack_mean": _f32, "slack_max": _f32},
 )
 EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
 REUSE = _schema(
@@ -145,6 +153,7 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "tiers": TIERS,
     "events": EVENTS,
     "explain": EXPLAIN,
+    "slack": SLACK,
     "evidence": EVIDENCE,
     "reuse": REUSE,
 }

@@ -33,7 +33,8 @@ class Picked:
     """What the query heads of one kv head read in a block of steps. rows i64[N, P]: live tokens of every page; chosen bool[N, G, P];
     score f64[N, G, P], unscaled, NaN where no ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); forced
     bool[N, P]; scanned i64[N]: pages whose summary was read; certified bool[N, G]: a rule's proof was reached (None: it gives none);
-    sent i64[N]: scores that shards told each other."""
+    sent i64[N]: scores that shards told each other; age i64[N]: steps since the ranking that the set rests on (None: every step has its
+    own)."""
 
     pages: Pages
     rows: Ints
@@ -45,6 +46,7 @@ class Picked:
     scanned: Ints
     certified: Mask | None
     sent: Ints
+    age: Ints | None = None
 
 
 class Reader:
@@ -55,7 +57,9 @@ class Reader:
     def __init__(self, read: Read, source: Source, head: int, full_block: int, record: Record | None = None):
         self.read, self.source, self.head, self.full_block = read, source, head, full_block
         self.summaries = Summaries(read, source, head, record) if read.index is not None else None
-        self.held_set: tuple[int, list[set[int]]] | None = None  # position of the last ranking, the pages of each query head
+        self.held_set: tuple[int, int, list[set[int]]] | None = (
+            None  # step and position of the last ranking, each query head's pages
+        )
 
     def pick(
         self,
@@ -82,9 +86,10 @@ class Reader:
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         known = {} if known is None else known
-        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, exists, pos, flags, q, truth))
+        score = _once(known, ("score", *ranking_of(read)), lambda: self.score(t, pages, exists, pos, flags, q, truth))
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
+        age: Ints | None = None
         if isinstance(read.read, Rule):
             chosen, depth = self._by_rule(read.read, score, pages, rows, forced, visible, truth)
             rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
@@ -94,11 +99,11 @@ class Reader:
             scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
             sent = self._sent(exists, k, group)
         if read.refresh != 1:
-            chosen, order, certified = self._keep_set(t, pages, exists, chosen, ranks), None, None
+            (chosen, age), order, certified = self._keep_set(steps, t, pages, exists, chosen, ranks), None, None
             score = np.where(ranks[:, None, None], score, np.nan)
             scanned, sent, rounds = np.where(ranks, scanned, 0), np.where(ranks, sent, 0), np.where(ranks[:, None], rounds, 0)
         scanned = scanned if read.index is not None else np.zeros_like(scanned)
-        return Picked(pages, rows, chosen, score, order, forced, rounds, scanned, certified, sent)
+        return Picked(pages, rows, chosen, score, order, forced, rounds, scanned, certified, sent, age)
 
     def _sent(self, exists: Mask, k: Ints, group: int) -> Ints:
         """i64[N]: with shards that rank together, every one tells its best scores, one list for each ranking."""
@@ -154,23 +159,25 @@ class Reader:
         chosen = select.pick(order, exists, forced, k, read.heads, group, read.shards)
         return chosen, order if read.shards is None else None
 
-    def _keep_set(self, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> Mask:
-        """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read."""
-        out = np.zeros_like(chosen)
+    def _keep_set(self, steps: Ints, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> tuple[Mask, Ints]:
+        """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read.
+        And the age of each step's set."""
+        out, age = np.zeros_like(chosen), np.zeros(len(t), np.int64)
         for i in range(len(t)):
             if ranks[i] or self.held_set is None:
-                self.held_set = int(t[i]), [set(pages.id[c].tolist()) for c in chosen[i]]
+                self.held_set = int(steps[i]), int(t[i]), [set(pages.id[c].tolist()) for c in chosen[i]]
                 out[i] = chosen[i]
             else:
-                since, sets = self.held_set
+                ranked, since, sets = self.held_set
+                age[i] = steps[i] - ranked
                 young = pages.id * pages.size > since
                 for g, ids in enumerate(sets):
                     out[i, g] = (np.isin(pages.id, list(ids)) | young) & exists[i]
                     if not out[i, g].any():
                         out[i, g, np.flatnonzero(exists[i])[-1]] = True
-        return out
+        return out, age
 
-    def _score(
+    def score(
         self, t: Ints, pages: Pages, exists: Mask, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
     ) -> NDArray[np.float64]:
         """f64[N, G, P], -inf where a page does not exist."""

@@ -18,6 +18,11 @@ CERTIFICATES = (
     *("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"),
 )
 
+MEANS = (
+    *("score_gap", "regret", "displaced_slack", "slack_norm", "churn_summary", "churn_query"),
+    *("recovered_1", "recovered_4", "recovered_16"),
+)
+
 
 def diagnostics(
     heads: pl.LazyFrame,
@@ -31,9 +36,11 @@ def diagnostics(
     fmm_prefill, fmm_running: mass missed on tokens evicted at the cut after prefill, and on all evicted so far (card D7).
     churn_read: consecutive steps' reads in tokens (D9). loss_budget, loss_evict, loss_index: 1 - L1, L1 - L2, L2 - L3, where L1 is the
     oracle's recall with as many pages of all tokens, L2 of held ones, L3 the policy's own (D11). read_pages, rounds, certified, full_reads:
-    how deep it read (metrics.depth). From explain: the score's gap at the budget (mean), k_needed and the depths of certificates in pages
-    (mean, p95, max). From evidence: all_spans_read and any_span_read, the share of (step, head) in which something of every, of any span was
-    read (D13). From plans: jaccard_1, _2, _4, _8 with the layer that far above, and jaccard_chance_... (metrics.overlap, D12)."""
+    how deep it read (metrics.depth). From explain: the score's gap at the budget, regret, displaced_slack and slack_norm (D5, D6),
+    churn_summary, churn_query and recovered_1, _4, _16 (engine.turnover), all means; below_share, below_max: scores below the truth;
+    sets_changed_fp16: the share of sets that half precision changes; k_needed and the depths of certificates in pages (mean, p95, max).
+    From evidence: all_spans_read and any_span_read, the share of (step, head) in which something of every, of any span was read (D13).
+    From plans: jaccard_1, _2, _4, _8 with the layer that far above, and jaccard_chance_... (metrics.overlap, D12)."""
     means = {
         "fmm_prefill": pl.col("mass_evicted_prefill"),
         "fmm_running": pl.col("mass_evicted"),
@@ -48,7 +55,12 @@ def diagnostics(
         _tall(read_depth(every, *UNIT[1:])),
     ]
     if explain is not None:
-        wanted = [pl.col("score_gap").cast(pl.Float64).mean()]
+        wanted = [pl.col(name).cast(pl.Float64).mean() for name in MEANS]
+        wanted += [
+            (pl.col("below").sum() / pl.col("pages").sum()).alias("below_share"),
+            pl.col("below_max").cast(pl.Float64).max(),
+            pl.col("fp16_changed").cast(pl.Float64).mean().alias("sets_changed_fp16"),
+        ]
         for name in ("k_needed", *CERTIFICATES):
             pages = pl.col(name).cast(pl.Float64)
             wanted += [

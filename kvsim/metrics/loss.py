@@ -116,3 +116,30 @@ def coding(heads: pl.LazyFrame) -> pl.DataFrame:
         .sort("policy", "layer", "order")
         .collect()
     )
+
+
+RANKINGS = {  # columns of explain whose mean says what a ranking gave away, and how what it reads changes
+    "regret": "logits given away",
+    "recovered_1": "missed pages read at the next step",
+    "recovered_4": "missed pages read within 4 steps",
+    "recovered_16": "missed pages read within 16 steps",
+    "churn_query": "change, by the query",
+    "churn_summary": "change, by the summaries",
+}
+
+
+def rankings(explain: pl.LazyFrame, heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, role (-1: all steps), below_share (scores below the truth over all scores), below_max (scaled logits), fp16_changed (share
+    of sets), and the means of RANKINGS, over steps and heads; null where nothing was recorded; sorted."""
+    return (
+        by_role(explain, heads)
+        .group_by("policy", "role")
+        .agg(
+            below_share=pl.when(pl.col("pages").sum() > 0).then(pl.col("below").sum() / pl.col("pages").sum()),
+            below_max=pl.col("below_max").cast(pl.Float64).max(),
+            fp16_changed=pl.col("fp16_changed").cast(pl.Float64).mean(),
+            **{name: pl.col(name).cast(pl.Float64).mean() for name in RANKINGS},
+        )
+        .sort("policy", "role")
+        .collect()
+    )

@@ -107,7 +107,7 @@ def test_heads(quest):
     heads = {c: x[1] for c, x in quest["heads"].items()}
     for column in (
         "mass_recall", "mass_unread", "evidence_dense", "evidence_mass", "top1_recall", "page_recall", "page_recall10", "rel_l2", "cosine",
-        "out_bound", "rounds", "eps_hat",
+        "out_bound", "out_bound_centred", "false_read_bytes", "page_precision", "rounds", "eps_hat",
     ):  # fmt: skip
         told(f"`{column}`", heads[column])
     told("`top1_recall`", heads["top10_recall"], heads["top64_recall"])

@@ -26,6 +26,9 @@ HEADS = rows(
 EXPLAIN = rows(
     score_gap=[1.0, None], k_needed=[3, 5], **{f"exact_pages_r{r}": [r, r] for r in (1, 10, 64)},
     **{f"mass_pages_{e}": [None, None] for e in ("001", "005", "01", "02")},
+    regret=[1.0, 3.0], displaced_slack=[None, 2.0], slack_norm=[0.5, 1.0], churn_summary=[0.0, 0.25], churn_query=[0.5, 0.5],
+    recovered_1=[None, 0.5], recovered_4=[0.5, 1.0], recovered_16=[None, None], pages=[10, 30], below=[0, 3], below_max=[0.0, 0.7],
+    fp16_changed=[True, False],
 )  # fmt: skip
 
 
@@ -52,6 +55,21 @@ def test_depths_have_mean_p95_and_max_and_what_was_not_measured_is_absent():
     assert value(found, "k_needed_max") == 5
     assert value(found, "score_gap") == 1.0
     assert not found.filter(pl.col("metric").str.starts_with("mass_pages"))["metric"].to_list()
+
+
+def test_what_a_ranking_cost_and_whether_scores_hold():
+    found = diagnostics(HEADS, explain=EXPLAIN)
+    wanted = {
+        "regret": 2.0,
+        "displaced_slack": 2.0,
+        "slack_norm": 0.75,
+        "churn_summary": 0.125,
+        "churn_query": 0.5,
+        "recovered_1": 0.5,
+    }
+    wanted |= {"recovered_4": 0.75, "below_share": 3 / 40, "below_max": 0.7, "sets_changed_fp16": 0.5}
+    assert {name: value(found, name) for name in wanted} == pytest.approx(wanted)
+    assert "recovered_16" not in found["metric"]
 
 
 def test_all_spans_are_read_only_where_every_one_is():

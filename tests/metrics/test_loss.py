@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.metrics.diagnostics import diagnostics
 from kvsim.metrics.floor import Floor, floor, floors
-from kvsim.metrics.loss import DEPTHS, LOSSES, blame, bounds, coding, depths
+from kvsim.metrics.loss import DEPTHS, LOSSES, blame, bounds, coding, depths, rankings
 from kvsim.metrics.run import open_run
 from kvsim.metrics.spread import TELLING
 from kvsim.metrics.tails import GRID, tails
@@ -57,6 +57,18 @@ def test_a_guarantee_that_no_row_has_is_left_out(run):
     bare = run.tables["explain"].with_columns(exact_pages_r1=pl.lit(None, pl.Int32))
     assert "proof of the best token" not in depths(bare, run.heads)["wanted"]
     assert depths(run.tables["explain"].clear(), run.heads).is_empty()
+
+
+def test_rankings_are_sums_and_means_of_explain(run):
+    explain = run.tables["explain"].collect()
+    row, same = rankings(run.tables["explain"], run.heads).iter_rows(named=True)
+    assert {**row, "role": same["role"]} == same  # of one role
+    assert row["policy"] == QUEST
+    assert row["below_share"] == pytest.approx(explain["below"].sum() / explain["pages"].sum())
+    assert row["below_max"] == 0.5
+    assert row["fp16_changed"] == pytest.approx(explain["fp16_changed"].mean())
+    assert (row["regret"], row["recovered_4"], row["recovered_16"]) == (1.5, 0.5, None)
+    assert rankings(run.tables["explain"].clear(), run.heads).is_empty()
 
 
 def test_bounds(run):

@@ -18,6 +18,7 @@ QUEST = f"full() >> quest(read=tokens(8), page=4, {READ_TAIL}, heads='each')"
 ORACLE = f"full() >> oracle(read=tokens(8), page=4, {READ_TAIL}, by='mass')"
 RANDOM = f"full() >> random_read(read=tokens(8), page=4, {READ_TAIL}, seed=0)"
 H2O = "h2o(hold=tokens(12), recent=0.5, sinks=0) >> everything()"
+AGED = QUEST.replace("refresh=1", "refresh=4")
 KIVI = "full() >> kivi(k_bits=2, v_bits=2, group=4, residual=8) >> everything()"
 POLICIES = (QUEST, H2O, KIVI, FULL, ORACLE, RANDOM)
 BASELINES = (FULL, ORACLE, RANDOM)
@@ -49,7 +50,8 @@ def write_run(
                 unit = {"policy": policy, "request": request, "layer": layer}
                 _ledger(made, unit, policy, kv_heads, prompt, steps)
                 _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence)
-                if "quest" in policy:
+                if "quest" in policy and policy != AGED:
+                    _slack(made, unit, rng, q_heads, sorted({-1, *roles}))
                     _explain(made, unit, rng, q_heads, (prompt + 3) // 4, steps)
                 if any(name in policy for name in ("quest", "oracle", "random_read")):
                     _curves(made, unit, rng, q_heads, (prompt + 3) // 4, sorted({-1, *roles}), evidence)
@@ -164,6 +166,8 @@ def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> N
     if "read=tokens" in policy:
         columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2, "held_pages": prompt // 4}
         columns |= {"oracle_recall": 0.98, "oracle_held_recall": 0.97}
+    if policy == AGED:
+        columns["set_age"] = columns["step"] % 4
     if "quest" in policy:
         columns |= {"slack_mean": 1.0 + lost, "slack_max": 4.0 + lost, "eps_hat": 0.9}
     if "kivi" in policy:
@@ -196,7 +200,26 @@ def _explain(made, unit, rng, q_heads, pages, steps) -> None:
     n = q_heads * steps
     columns = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "score_gap": 0.5}
     depths = [f.name for f in tables.EXPLAIN if f.name.split("_")[0] in ("k", "exact", "mass")]
-    made["explain"].append(tables.table("explain", columns | unit | {name: rng.integers(1, pages + 1, n) for name in depths}))
+    counted = {"pages": pages, "below": np.arange(n) % 2, "below_max": 0.5, "fp16_changed": np.arange(n) % 3 == 0}
+    means = {
+        "regret": 1.5,
+        "recovered_1": 0.25,
+        "recovered_4": 0.5,
+        "recovered_16": np.nan,
+        "churn_query": 0.75,
+        "churn_summary": 0.125,
+    }
+    columns |= counted | means | {name: rng.integers(1, pages + 1, n) for name in depths}
+    made["explain"].append(tables.table("explain", columns | unit))
+
+
+def _slack(made, unit, rng, q_heads, roles) -> None:
+    age = [0, 1, 2, 4, 8]
+    for role in roles:
+        mean = rng.uniform(0.5, 1.5, q_heads * len(age))
+        columns = {"q_head": np.repeat(np.arange(q_heads), len(age)), "role": role, "key_age": age * q_heads, "pages": 6}
+        columns |= {"page_size": 4, "key_dim": 8, "slack_mean": mean, "slack_max": 2 * mean}
+        made["slack"].append(tables.table("slack", columns | unit))
 
 
 def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:
