@@ -235,7 +235,8 @@ def _at(curve: pl.DataFrame, column: str) -> list[float]:
 
 def age(heads: pl.DataFrame) -> pl.DataFrame:
     """-> cell, policy, age (low end of a doubling, in steps since the set was ranked), ages (in words), mass_recall, rel_l2,
-    evidence_recall (ratio of sums), read_tokens (per query head), and the same as anew_…: quest ranked anew at the same steps.
+    evidence_recall (ratio of sums), read_tokens (per query head), the same as anew_…: quest ranked anew at the
+    same steps, and of_steps, how many they are.
 
     Policies that rank at every step have no age; they stand where the first set would at that step."""
     every: Mapping[str, int | None] = {QUEST: None, **KEPT, ORACLE: None, RANDOM: None}
@@ -255,6 +256,7 @@ def age(heads: pl.DataFrame) -> pl.DataFrame:
         .agg(
             *(_mean(prefix + n) for prefix in ("", "anew_") for n in means),
             *(_evidence(prefix) for prefix in ("", "anew_")),
+            pl.struct("context", "step").n_unique().alias("of_steps"),
         )
         .with_columns(ages=words)
         .sort("cell", pl.col("policy").replace_strict(rank, return_dtype=pl.Int64), "age")

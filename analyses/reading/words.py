@@ -90,7 +90,8 @@ HOW = {
     "bytes": f"Pages of {PAGE} tokens but where another size is named. Across: K and V rows of all pages that the query heads of a KV head read "
     "together, plus the summaries scanned, as a share of what full attention reads. More boxes know better and cost more to ask.",
     "age": f"A set of about {BUDGET} tokens per query head, kept for 16 or 64 steps or for good; pages that began since join it, so it grows. "
-    "Policies ranked at every step stand where a set ranked once would: beside it they are on the same steps, beside other sets they are not.",
+    "Policies ranked at every step stand where a set ranked once would: beside it they are on the same steps, beside other sets they are not. "
+    "Some ages have a step or two (of_steps in the numbers), and are as ragged.",
 }
 ABSENT = {
     "slack": "Not drawn: full attention, the oracle and random pages, which have no bound to be loose.",
