@@ -63,6 +63,8 @@ def demo(args: argparse.Namespace) -> None:
 def capture_(args: argparse.Namespace) -> None:
     from dataclasses import fields
 
+    if not sys.stderr.isatty():  # read when tqdm is loaded; transformers' bar over a GGUF file heeds nothing else
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         from kvsim.capture.command import Asked, command
     except ModuleNotFoundError as e:

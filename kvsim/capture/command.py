@@ -13,7 +13,7 @@ from kvsim.capture.estimate import Plan
 from kvsim.capture.load import load
 from kvsim.capture.prompt import Prompt
 from kvsim.capture.recorder import Keep
-from kvsim.capture.run import STEPS, capture, planned
+from kvsim.capture.run import STEPS, capture, check_place, planned
 from kvsim.errors import KvsimError, WrongUse
 
 TASKS = ("needle", "reversal", "plain")
@@ -124,8 +124,10 @@ def _check(asked: Asked) -> None:
     ):
         if given and not wanted:
             raise WrongUse(line)
-    if not asked.dry_run and Path(asked.out).exists() and not asked.restart and any(Path(asked.out).iterdir()):
-        raise WrongUse(f"{asked.out}: there is something already; write to a new folder, or remove it first")
+    if asked.steps is not None and asked.steps < 1:
+        raise WrongUse(f"--steps {asked.steps}: expected 1 or more")
+    if not asked.dry_run:
+        check_place(Path(asked.out), asked.restart)
 
 
 def _planned(prompt: Prompt, plan: Plan, asked: Asked) -> Iterator[str]:

