@@ -32,6 +32,7 @@ ALL_LAYERS = Need("all_layers", "--layers all")
 PREFILL_MASS = Need("prefill_mass", "--prefill-mass")
 K_PRE = Need("k_pre", "--k-pre")
 WO_NORM = Need("wo_norm", "--wo-norm")
+KEY_NORM = Need("key_norm")
 
 
 def Window(rows: int) -> Need:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.source import Source
+from kvsim.engine.source import Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, KEY_CODED, KEY_KEPT, VALUE_BLUR, VALUE_CODED, VALUE_KEPT
@@ -95,8 +95,16 @@ class Bank:
         self.valid[:, : self.n] &= ~gone
         self.pos[:, : self.n][~self.valid[:, : self.n]] = -1
 
-    def seen(self, step: int, t: int, limit: int, a: NDArray[np.float64] | None = None) -> Seen:
-        """What a policy is shown: views it cannot write to."""
+    def seen(
+        self,
+        step: int,
+        t: int,
+        limit: int | NDArray[np.int64],
+        a: NDArray[np.float64] | None = None,
+        sight: Sight | None = None,
+        index: int = -1,
+    ) -> Seen:
+        """What a policy is shown: views it cannot write to. sight: of the rows beside, after the step at place `index`."""
 
         def shown(x: NDArray[Any]) -> NDArray[Any]:
             x = x[..., : self.n].view()
@@ -104,8 +112,10 @@ class Bank:
             return x
 
         tiers = shown(self.k), shown(self.v)
-        own = None if a is None else shown(a)
-        return Seen(step, t, shown(self.pos), shown(self.valid), *tiers, np.full(len(self.pos), limit), own)
+        own, pos = None if a is None else shown(a), shown(self.pos)
+        beside = {name: shown(x) for name, x in sight.at(index, pos).items()} if sight else {}
+        limits = np.broadcast_to(limit, len(pos)).astype(np.int64)
+        return Seen(step, t, pos, shown(self.valid), *tiers, limits, own, **beside)
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,20 @@ from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
-from kvsim.engine.source import Prefix, Source
+from kvsim.engine.source import Prefix, Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
-from kvsim.policies.protocol import CODED, FULL, GONE, Chain, Codecs, Ranking, Seen, Store
+from kvsim.policies.protocol import CODED, FULL, GONE, Chain, Codecs, Ranking, Seen, State, Store
 
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
 
-def evolve(source: Source, chain: Chain) -> Record | None:
-    """The record of every token's fate, or None when all stay and stay exact.
+def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None) -> Record | None:
+    """The record of every token's fate, or None when all stay and stay exact. limits i64[Hkv]: what the kv heads may hold after
+    prefill, where their budget was shared over layers (engine.model_scope).
 
     A keep with ATTENTION in its needs sees at every step the softmax over what its own read part loaded."""
     keep, store, read = (chain.part(kind) for kind in ("keep", "store", "read"))
@@ -31,18 +33,12 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     if keep.hold is None and codecs is None:
         return None
     lay, observes = source.layer, ATTENTION in keep.needs
-    bank = Bank(source, codecs)
-
-    def limit(t: int) -> int:
-        return allocate.hold_limit(keep, t + 1 - lay.first_visible(t), source.request, lay)
-
-    prompt = source.request.prompt
-    seen = bank.seen(-1, prompt - 1, limit(prompt - 1))
-    bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
-    _place(bank, ranking, seen, store, -1)
+    bank, sight = Bank(source, codecs), Sight(source, keep.needs)
+    seen, bank.state, ranking = begin(source, keep, bank)
+    _place(bank, ranking, seen if limits is None else replace(seen, limit=limits), store, -1)
     block = max(1, OBSERVED_ROWS // lay.group)
     watch = Watch(source, bank, read) if observes else None
-    last = prompt - 1
+    last = source.request.prompt - 1
     for i0 in range(0, len(source.steps), block):
         ts = source.t[i0 : i0 + block]
         room = int(ts[-1] - last) + block - len(ts)
@@ -54,12 +50,24 @@ def evolve(source: Source, chain: Chain) -> Record | None:
                 bank.append(new)
             last = t
             a = watch.attention(i, t) if watch else None
-            seen = bank.seen(int(source.steps[i]), t, limit(t), a)
+            seen = bank.seen(int(source.steps[i]), t, hold_limit(source, keep, t), a, sight, i)
             before = bank.flags() if watch and codecs else None
             _place(bank, keep.step(bank.state, seen), seen, store, i)
             if watch and before is not None:
                 watch.blurred(before)
     return bank.record
+
+
+def begin(source: Source, keep: Any, bank: Bank) -> tuple[Seen, State, Ranking | None]:
+    """What a keep is shown at the end of the prompt, and what it makes of it."""
+    last = source.request.prompt - 1
+    seen = bank.seen(-1, last, hold_limit(source, keep, last), sight=Sight(source, keep.needs))
+    return seen, *keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
+
+
+def hold_limit(source: Source, keep: Any, t: int) -> int:
+    """Whole tokens per kv head that may be held after the step at position t."""
+    return allocate.hold_limit(keep, t + 1 - source.layer.first_visible(t), source.request, source.layer)
 
 
 def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int) -> None:
@@ -75,7 +83,7 @@ def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None,
         else:
             bank.apply(tier, tier, index)
     if store:
-        after = bank.seen(seen.step, seen.t, int(seen.limit[0]))
+        after = bank.seen(seen.step, seen.t, seen.limit)
         keys, values = store.place(after)
         bank.apply(
             np.where(keys, np.minimum(after.k, CODED), after.k), np.where(values, np.minimum(after.v, CODED), after.v), index

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine import account
+from kvsim.engine import account, model_scope
 from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of
 from kvsim.engine.bank import Record
 from kvsim.engine.counterfactual import Counterfactual
@@ -33,10 +33,12 @@ Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are a
 
 @dataclass(frozen=True)
 class Job:
-    """A chain as it was asked for, and the kv heads it is for (None: all)."""
+    """A chain as it was asked for, and the kv heads it is for (None: all). limits: what each kv head may hold after prefill, where
+    the layers share one budget (model_scope)."""
 
     chain: Chain
     heads: tuple[int, ...] | None = None
+    limits: tuple[int, ...] | None = None
 
 
 def run_layer(
@@ -83,7 +85,7 @@ class _Work:
         self.codecs = (self.chain.part("store") or self.keep).codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.all_steps = steps is not None and self.read.refresh != 1
-        self.record: Record | None = evolve(source, self.chain)
+        self.record: Record | None = evolve(source, self.chain, model_scope.limits_of(source, self.keep, job.limits))
         self.tables: Tables = {name: [] for name in TABLES}
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:

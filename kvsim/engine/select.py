@@ -34,7 +34,7 @@ def cut(
         raise WrongUse(f"a ranking says own={ranking.own}: expected a part of an equal share, 0 to 1")
     if ranking.own < 1:
         limit = _shared(score, protect, valid, limit, ranking.own)
-    if ranking.unit is None and ranking.stages == (Stage(),):
+    if ranking.unit is None and _plain(ranking.stages):
         keep = np.empty(score.shape, bool)
         survivors(score, protect, valid[: len(score)], limit, keep)
         out = np.where(keep, FULL, GONE).astype(np.uint8)
@@ -43,11 +43,17 @@ def cut(
     return np.repeat(out, heads, 0) if one else out
 
 
+def _plain(stages: tuple[Stage, ...]) -> bool:
+    """One helping of everything by the ranking's own score."""
+    one = stages[0] if len(stages) == 1 else Stage(0)
+    return (one.take, one.tier) == (1, FULL) and one.score is None and one.among is None
+
+
 def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
     (heads, n), shape = valid.shape, np.shape(ranking.score)
     if shape not in ((heads, n), (1, n)):
         raise WrongUse(f"a ranking's score has shape {shape}, expected [Hkv, n] = {(heads, n)}, or [1, n] for the whole layer")
-    for x in (ranking.protect, ranking.unit, *(stage.score for stage in ranking.stages)):
+    for x in (ranking.protect, ranking.unit, *(x for stage in ranking.stages for x in (stage.score, stage.among))):
         if x is not None and np.shape(x) != shape:
             raise WrongUse(f"the arrays of a ranking differ in shape: {np.shape(x)} beside a score of {shape}")
     if np.isnan(np.asarray(ranking.score)[valid[: shape[0]]]).any():
@@ -72,7 +78,8 @@ def _staged(
         by = np.bincount(unit, (score if stage.score is None else stage.score[h])[slots], len(ids))
         share[stage.tier] += stage.take
         k = max(0, whole(share[stage.tier] * left / (cost[stage.tier] * rows.max(initial=1))) - taken[stage.tier])
-        best = np.lexsort((ids, -by, ~open_))[: min(k, open_.sum())]
+        may = open_ if stage.among is None else open_ & (np.bincount(unit, stage.among[h, slots], len(ids)) == rows)
+        best = np.lexsort((ids, -by, ~may))[: min(k, may.sum())]
         out[slots[np.isin(unit, best)]] = stage.tier
         open_[best] = False
         taken[stage.tier] += k
@@ -80,13 +87,17 @@ def _staged(
 
 
 def _shared(score: Any, protect: Mask, valid: Mask, limit: NDArray[np.int64], own: float) -> NDArray[np.int64]:
-    """Limits when the kv heads share: by where the best rows of the layer lie, blended with an equal part of `own`."""
-    safe = (valid & protect).sum(1)
-    equal = np.maximum(limit - safe, 0)
+    """Limits when the kv heads share: by where the best rows of the layer lie, blended with a part `own` of an equal share.
+
+    What a head protects beyond its limit the others pay for; no head is given more rows than it has."""
+    safe, free = (valid & protect).sum(1), (valid & ~protect).sum(1)
+    total = min(max(0, int(limit.sum() - safe.sum())), int(free.sum()))
     head, slot = np.nonzero(valid & ~protect)
-    best = np.lexsort((slot, head, -score[head, slot]))[: equal.sum()]
+    best = np.lexsort((slot, head, -score[head, slot]))[:total]
     won = np.bincount(head[best], minlength=len(valid))
-    return safe + largest_remainder((1 - own) * won + own * equal, int(equal.sum()))
+    equal = np.maximum(limit - safe, 0.0)
+    equal *= total / max(equal.sum(), 1)
+    return safe + largest_remainder((1 - own) * won + own * equal, total, free)
 
 
 # ------------------------------------------------------------------------------------------------ read

@@ -11,7 +11,7 @@ A policy ranks and protects; it never sorts, applies a budget, places a row or c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -19,7 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Window
+from kvsim.geometry import (
+    ALL_LAYERS,
+    ATTENTION,
+    FUTURE,
+    K_PRE,
+    KEY_NORM,
+    PREFILL_MASS,
+    TRUTH,
+    WO_NORM,
+    Layer,
+    Need,
+    Span,
+    Window,
+)  # fmt: skip
 from kvsim.policies.parameters import Checked, expect
 from kvsim.units import Budget, Hold, tokens
 
@@ -53,15 +66,21 @@ class Seen:
     v: NDArray[np.uint8]
     limit: Ints  # [Hkv]: the hold budget now, in whole tokens
     a: Floats | None = None  # [Hkv, G, n]: own softmax, 0 where not read; only with ATTENTION in needs
+    wo_norm: Floats | None = None  # [Hkv, G, n]: L1 norm of each query head's output projection of the value; WO_NORM
+    key_norm: Floats | None = None  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`."""
+    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`.
+
+    among: the slots that it may take, of units that lie wholly in it (None: all); places it cannot fill stay empty."""
 
     take: float = 1.0
     tier: int = FULL
     score: Floats | None = None
+    among: Mask | None = None  # [Hkv|1, n]
 
 
 @dataclass(frozen=True)
@@ -104,9 +123,15 @@ class Prefix(Protocol):
     """What a keep may look at before decoding; each is refused unless declared in `needs`. Columns are the live slots, n of them."""
 
     layer: Layer
+    where: tuple[int, int]  # request, layer: for seeds only
+    spans: Sequence[Span]  # labelled ranges of positions of the request
 
     def mass(self) -> Floats: ...  # [Hq, n]: attention mass of all prompt queries on each key; PREFILL_MASS
+    def queries(self) -> Floats: ...  # [Hkv, n]: how many prompt queries saw each key
     def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
+    def wo_norm(self) -> Floats: ...  # [Hq, n]: L1 norm of each query head's output projection of the value; WO_NORM
+    def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    def future(self) -> Floats: ...  # [Hkv, n]: dense attention that all decode steps pay, summed over the group; FUTURE
     def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
 
 
@@ -165,12 +190,15 @@ class Part(metaclass=Checked):
 
 
 class Keep(Part):
-    """What survives to the next step."""
+    """What survives to the next step.
+
+    With ALL_LAYERS in needs the layers share one budget: the rows of all of them are ranked together by what `start` says, which is
+    told the budget that each would have alone, and every kv head is cut to as many rows as it won."""
 
     kind = "keep"
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
-    joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
+    joint: bool = False  # the kv heads share one set or one budget: they cannot be given policies of their own
 
     def __post_init__(self) -> None:
         if isinstance(self.hold, tokens):
@@ -180,6 +208,10 @@ class Keep(Part):
     def protected(self, limit: int) -> int:
         """Of `limit` tokens, how many are held whatever their score; refused when that is more than the limit."""
         return 0
+
+    def pinned_positions(self, spans: Sequence[Span]) -> list[int]:
+        """Positions that are held whatever their score, beside those that `protected` counts. Raises WrongUse for spans that are not there."""
+        return []
 
     def layers(self, hold: int, prompt: int, count: int) -> Floats | None:
         """Real-valued tokens of each of the model's `count` attention layers, `hold` on average; None: every layer gets `hold`."""
@@ -280,7 +312,7 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "K_PRE", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Need", "Part", "Prefix", "Ranking",
-    "Read", "Seen", "Stage", "State", "Store", "View", "Window", "expect", "replace",
+    "Read", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace",
 ]  # fmt: skip

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Request, rope_problem
+from kvsim.geometry import (
+    ALL_LAYERS,
+    ATTENTION,
+    FUTURE,
+    K_PRE,
+    KEY_NORM,
+    PREFILL_MASS,
+    TRUTH,
+    WO_NORM,
+    Layer,
+    Need,
+    Request,
+    rope_problem,
+)  # fmt: skip
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
@@ -72,7 +85,7 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
         problem = (
             f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
         )
-    elif need in (TRUTH, FUTURE):
+    elif need in (TRUTH, FUTURE, KEY_NORM):
         problem = ""
     else:
         tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm}

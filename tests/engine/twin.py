@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from tests import naive
+from tests.engine import twin_keeps
 
 LOG2E, NO_SINK = math.log2(math.e), -1e300
 FAR_FIRST, FAR_LAST = 4, 64
@@ -30,7 +31,7 @@ class Twin:
         self.margin, self.largest = math.inf, 1.0
         self.ledger, self.heads, self.held, self.read, self.pages = [], [], [], [], []
         self.live = [{} for _ in self.heads_kv]  # kv head -> {position: the row's key and value as attention sees them}
-        self.acc = [{} for _ in self.heads_kv]
+        self.acc, self.asked = [{} for _ in self.heads_kv], [{} for _ in self.heads_kv]
         self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: its group}
         self.ranked_at, self.sets = None, [[set() for _ in self.group] for _ in self.heads_kv]
         self._run()
@@ -52,10 +53,10 @@ class Twin:
 
     def _append(self, p):
         for h in self.heads_kv:
-            self.live[h][p], self.acc[h][p] = (self.k[h][p], self.v[h][p]), 0.0
+            self.live[h][p], self.acc[h][p], self.asked[h][p] = (self.k[h][p], self.v[h][p]), 0.0, 0.0
 
     def _drop(self, h, p):
-        for book in (self.live[h], self.acc[h], self.coded[h]["k"], self.coded[h]["v"]):
+        for book in (self.live[h], self.acc[h], self.asked[h], self.coded[h]["k"], self.coded[h]["v"]):
             book.pop(p, None)
 
     # ------------------------------------------------------------------------------------------------ one step
@@ -66,7 +67,7 @@ class Twin:
         weights = [[self._own(i, h, g, reads[h][g]) for g in self.group] for h in self.heads_kv]
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
-        self._cut(t, weights)
+        self._cut(i, t, weights)
         coded = self._code()
         self.ledger.append(
             [
@@ -190,14 +191,24 @@ class Twin:
 
     # ------------------------------------------------------------------------------------------------ keep and store
     def _limit(self, t):
-        return max(1, self._tokens(self.keep.hold, t))
+        limit = max(1, self._tokens(self.keep.hold, t))
+        if self.kind == "pyramidkv":
+            return twin_keeps.pyramid_limit(self.keep, limit, self.prompt, self.lay.id, self.lay.among)
+        return limit
 
     def _first_cut(self):
         t = self.prompt - 1
-        if self.kind == "h2o" and self.keep.prefill == "captured":
+        if self.kind in twin_keeps.ONCE:
+            for h, keep in enumerate(twin_keeps.window_cut(self, t)):
+                for p in [p for p in self.live[h] if p not in keep]:
+                    self._drop(h, p)
+            return
+        if self.kind == "pools" or (self.kind == "h2o" and self.keep.prefill == "captured"):
+            width = self.lay.window or self.prompt
             for h in self.heads_kv:
                 for p in self.acc[h]:
                     self.acc[h][p] = sum(float(self.src.mass[h * len(self.group) + g, p]) for g in self.group)
+                    self.asked[h][p] = min(self.prompt, p + width) - p
         last = self.src.window_q[-1].astype(np.float64)
         self.q, decode = last[None], self.q
         weights = (
@@ -206,29 +217,19 @@ class Twin:
             else None
         )
         self.q = decode
-        self._cut(t, weights, first=True)
+        self.paid = twin_keeps.paid(self) if self.kind == "oracle_keep" else None
+        self._cut(-1, t, weights)
 
-    def _cut(self, t, weights, first=False):
-        if self.kind == "full":
+    def _cut(self, i, t, weights):
+        if self.kind == "full" or self.kind in twin_keeps.ONCE:
             return
         limit = self._limit(t)
-        mean = {}
-        if self.kind == "tova":
-            mean = {
-                p: sum(weights[h][g].get(p, 0.0) for h in self.heads_kv for g in self.group) / self.lay.q_heads
-                for p in self.live[0]
-            }
+        score, safe = (None, None) if self.kind == "streaming_llm" else twin_keeps.scores(self, i, t, weights)
         for h in self.heads_kv:
             if self.kind == "streaming_llm":
                 keep = {p for p in self.live[h] if p < self.keep.sinks or p > t - (limit - self.keep.sinks)}
-            elif self.kind == "tova":
-                keep = self._heaviest(mean, set(), limit)
             else:
-                if not first:
-                    for p in self.live[h]:
-                        self.acc[h][p] = self.keep.decay * self.acc[h][p] + sum(weights[h][g].get(p, 0.0) for g in self.group)
-                recent = max(1, math.floor(self.keep.recent * limit + 1e-9))
-                keep = self._heaviest(self.acc[h], {p for p in self.live[h] if p < self.keep.sinks or p > t - recent}, limit)
+                keep = self._heaviest(score[h], safe & {*self.live[h]}, limit)
             for p in [p for p in self.live[h] if p not in keep]:
                 self._drop(h, p)
 
@@ -291,7 +292,7 @@ class Twin:
         rows, meta = self._bytes(h, union)
         row = {"pos": t, "visible_tokens": self._visible(t), "read_tokens": len(union), "read_bytes": rows, "meta_bytes": meta,
                "index_bytes": picked[2] * self._index_bytes(),
-               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova") else 0}  # fmt: skip
+               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova", "pools") else 0}  # fmt: skip
         if size:
             pages = set().union(*picked[0])
             runs = sum(p - 1 not in pages for p in pages)
