@@ -8,6 +8,7 @@ kept.NAME bool[Hkv, T] for every press. The attention module is a stub whose rot
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import kvpress
@@ -53,7 +54,7 @@ def main(source: str, target: str) -> None:
         "adakv": kvpress.AdaKVPress(kvpress.SnapKVPress(ratio, **snap)),
         "criticaladakv": kvpress.CriticalAdaKVPress(kvpress.SnapKVPress(ratio, **snap)),
     }
-    found = {"version": np.array(getattr(kvpress, "__version__", ""))}
+    found = {"version": np.array(version("kvpress"))}
     for name, press in presses.items():
         given = (stub, rows, k[None], v[None], attentions if name == "observed" else None, {"position_embeddings": still})
         mask = torch.zeros(len(k), total, dtype=torch.bool)
