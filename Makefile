@@ -10,7 +10,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture lint types docs bench cases study analyses
+.PHONY: help demo test test-capture lint types docs bench cases study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 analyses: .venv/ready  ## the analyses on the bundled traces, their pages in build/; fails when a number of a README moved
 	@$(BIN)/python analyses/reading/run.py
 
+oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an environment of its own
+	@$(BIN)/python -m tests.oracles.agree .venv-oracles/bin/python
+
 study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
 	@$(BIN)/python tools/study.py $(CELL)
 
@@ -53,6 +56,12 @@ study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/len
 	@echo "making .venv (once)" >&2
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make an environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv-oracles/ready: .venv/ready tests/oracles/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info > (3, 13))' || { echo "kvpress needs Python 3.12 or older: try make oracles PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv-oracles
+	@.venv-oracles/bin/python -m pip install -q --disable-pip-version-check --no-cache-dir -r tests/oracles/requirements.txt
 	@touch $@
 
 .venv/peers: .venv/ready

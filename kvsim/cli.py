@@ -172,6 +172,7 @@ SYNTH = {
     "steps": "decode steps",
     "stride": "queries of every stride-th step only",
     "needles": "spans that the answer needs",
+    "swing": "steps that the answer looks at every other needle before it turns to the rest, and back (0: at all)",
 }
 
 

@@ -48,6 +48,7 @@ def synthesize(
     stride: int = 1,
     window_rows: int = 16,
     needles: int = 1,
+    swing: int = 0,
     dtype: str = "float16",
     rope: bool = True,
     window: int | None = None,
@@ -60,8 +61,10 @@ def synthesize(
     """Write a trace and open it; the same arguments write the same bytes. Raises WrongUse.
 
     Needles are the requests' evidence spans: their tokens hold most of the attention of the question (the last prompt tokens,
-    role 1) and of the answer (roles 2 and 3). captured: ids of the layers with rows (None: all); window: every layer slides;
-    stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one); without: of OPTIONAL."""
+    role 1) and of the answer (roles 2 and 3). swing: the answer looks at every other needle, after so many steps at the
+    others, and back (0: at all), so that what was unimportant becomes important again. captured: ids of the layers with rows (None: all);
+    window: every layer slides; stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one);
+    without: of OPTIONAL."""
     if head_dim < 4:
         raise WrongUse(f"head_dim={head_dim}: expected 4 or more, two numbers for position and two for content")
     bounds = {
@@ -75,7 +78,10 @@ def synthesize(
         "steps": (steps, 0, 2**21),
         "stride": (stride, 1, 2**21),
         "needles": (needles, 0, 1_000),
+        "swing": (swing, 0, 2**21),
     }
+    if swing and (needles < 2 or head_dim < 8):
+        raise WrongUse(f"swing={swing}: expected needles=2 or more to swing between, and head_dim=8 or more to hold them apart")
     for name, (value, least, most) in (bounds | {"seed": (seed, 0, 2**63)}).items():
         if not least <= value <= most:
             raise WrongUse(f"{name}={value}: expected a whole number from {least} to {most}")
@@ -101,7 +107,11 @@ def synthesize(
     texts = [_text(rng, i, prompt, prompt + steps, needles) for i in range(requests)]
     source = {"model": "synthetic", "config": {"seed": seed}, "config_sha256": None, "tokenizer": None, "weight_format": None}
     capture = {"tool": "kvsim.synth", "versions": {"numpy": np.__version__}, "device": "none", "gpu_name": None, "seed": seed}
-    sampled = {"attention_backend": "none", "options": {"needles": needles, "window_rows": window_rows}, "heads": "all"}
+    sampled = {
+        "attention_backend": "none",
+        "options": {"needles": needles, "window_rows": window_rows} | ({"swing": swing} if swing else {}),
+        "heads": "all",
+    }
     sampled |= {"layers": [r["layer"] for r in rows if r["captured"]], "steps": "all" if stride == 1 else f"every {stride}"}
     with TraceWriter(
         path, dtype, source, capture | sampled, texts, rows, compression, "1970-01-01T00:00:00Z", durable=False
@@ -109,7 +119,7 @@ def synthesize(
         for r in writer.requests:
             for spec in writer.layers:
                 if spec.captured:
-                    lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype)
+                    lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype, swing)
                     chosen = np.concatenate([np.arange(-min(window_rows, prompt), 0), np.arange(0, steps, stride)])
                     _write(writer, r, spec, lane, chosen, segment, set(OPTIONAL) - set(without))
     return open_trace(path)
@@ -164,22 +174,35 @@ class _Planted:
     wo_norm: NDArray[np.float32]  # [Hq, T]
 
 
-def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str) -> _Planted:
+def _sides(r: Request, swing: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool[T, 1 or 2] twice: which tokens are needles of a side, and which positions look for that side."""
+    pos, asked = np.arange(r.total), r.roles > CONTEXT
+    if not swing:
+        return r.evidence_mask()[:, None], asked[:, None]
+    needle = np.zeros((r.total, 2), bool)
+    for i, span in enumerate(r.evidence):
+        needle[span.start : span.stop, i % 2] = True
+    side = np.maximum(pos - r.prompt, 0) // swing % 2
+    return needle, asked[:, None] & (side[:, None] == np.arange(2))
+
+
+def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str, swing: int) -> _Planted:
     """Keys, queries and values of every position."""
     group, dim, total = layer.group, layer.key_dim, r.total
-    rotated, pos, needle, turn = dim // 4 * 2, np.arange(total), r.evidence_mask(), replace(layer, rope=_rope(dim)).rotate
-    noisy, asked = dim - rotated - 2, r.roles > CONTEXT
+    rotated, pos, turn = dim // 4 * 2, np.arange(total), replace(layer, rope=_rope(dim)).rotate
+    needle, asked = _sides(r, swing)
+    noisy = dim - rotated - 1 - needle.shape[1]
     k_pre, k = np.empty((layer.kv_heads, total, dim)), np.empty((layer.kv_heads, total, dim))
     q, v = np.empty((total, layer.q_heads, dim)), rng.normal(size=(layer.kv_heads, total, layer.value_dim))
-    v[:, needle] += 3
+    v[:, needle.any(1)] += 3
     for h in range(layer.kv_heads):
-        axes = np.linalg.qr(rng.normal(size=(dim - rotated,) * 2))[0]  # rows: sink, needle, noise ...
+        axes = np.linalg.qr(rng.normal(size=(dim - rotated,) * 2))[0]  # rows: sink, needles of each side, noise ...
         strength = np.column_stack([LENGTH * (pos == 0), LENGTH * needle, rng.normal(size=(total, noisy))])
         k_pre[h] = np.hstack([np.ones((total, rotated)), strength @ axes])
         k[h] = turn(k_pre[h], pos)
         for head in range(h * group, (h + 1) * group):
             to_recent, to_sink = np.log(total) + rng.uniform((-1, 0), (0, 2))
-            to_needle = asked * (np.log(total / max(1, needle.sum())) + rng.uniform(3, 4))
+            to_needle = asked * (np.log(total / np.maximum(1, needle.sum(0))) + rng.uniform(3, 4))
             noise = rng.normal(size=(total, noisy)) / np.sqrt(max(1, noisy))
             strength = np.column_stack([np.full(total, to_sink / LENGTH), to_needle / LENGTH, noise])
             q[:, head] = turn(np.hstack([np.full((total, rotated), to_recent / rotated), strength @ axes]), pos) / layer.scale

@@ -71,6 +71,19 @@ def test_the_answer_looks_at_the_needles_and_the_context_does_not(tmp_path, seed
         assert p[:, ~asked][:, :, needle].sum(axis=2).mean() < 0.3
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "needles": 3, "head_dim": 8, "q_heads": 6, "kv_heads": 3}])
+def test_what_the_answer_looks_at_swings(tmp_path, options):
+    trace = synthesize(tmp_path / "t", **({"prompt": 200, "steps": 12, "needles": 2, "swing": 3} | options))
+    (r,) = trace.requests
+    sides = [sum(np.isin(np.arange(r.total), range(s.start, s.stop)) for s in r.evidence[i::2]).astype(bool) for i in (0, 1)]
+    for lane, _, p in attention(trace, "decode"):
+        for step, row in zip(lane.steps.tolist(), p.swapaxes(0, 1), strict=True):
+            now = step // 3 % 2
+            assert row[:, sides[now]].sum(axis=1).min() > 0.2
+            assert row[:, sides[now]].sum(axis=1).mean() > 0.4
+            assert row[:, sides[1 - now]].sum(axis=1).mean() < 0.1
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_context_looks_at_the_sink(tmp_path, options):
     trace = synthesize(tmp_path / "t", **options, window_rows=40)
@@ -152,4 +165,6 @@ def test_wrong_arguments_are_refused(tmp_path):
         synthesize(tmp_path / "t", without=["keys"])
     with pytest.raises(WrongUse, match="head_dim=3: expected 4 or more"):
         synthesize(tmp_path / "t", head_dim=3)
+    with pytest.raises(WrongUse, match="swing=4: expected needles=2 or more"):
+        synthesize(tmp_path / "t", swing=4)
     assert not (tmp_path / "t").exists()
