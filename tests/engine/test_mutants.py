@@ -67,8 +67,8 @@ def codes_of_the_wrong_rows(monkeypatch):
     """Decoded keys are those of the position before."""
     encode = Bank._encode
 
-    def moved(self, side, rows, index):
-        encode(self, side, rows, index)
+    def moved(self, side, *args):
+        encode(self, side, *args)
         self.record.decoded[side] = np.roll(self.record.decoded[side], 1, axis=1)
 
     monkeypatch.setattr(Bank, "_encode", moved)
