@@ -161,10 +161,8 @@ class Prefix:
         return self._source.mass[:, self.first : self.stop].astype(np.float64)
 
     def queries(self) -> NDArray[np.float64]:
-        """f64[Hkv, n]: how many prompt queries saw each key."""
-        pos = np.arange(self.first, self.stop)
-        last = self.stop if self.layer.window is None else np.minimum(pos + self.layer.window, self.stop)
-        return np.tile((last - pos).astype(np.float64), (self.layer.kv_heads, 1))
+        """f64[Hkv, n]: how many prompt queries saw each key: its own and all later ones, or it would have left a sliding window."""
+        return np.tile(np.arange(self.stop - self.first, 0.0, -1.0), (self.layer.kv_heads, 1))
 
     def window(self, rows: int) -> NDArray[np.float64]:
         """f64[min(rows, prompt), Hq, n]: attention of the last prompt queries, in float64: a cut cannot be decided again later."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
 
 from kvsim.engine.attend import steps_per_block
 from kvsim.errors import WrongUse
-from kvsim.geometry import ATTENTION, ITEMSIZE, Layer, Request
+from kvsim.geometry import ATTENTION, FUTURE, ITEMSIZE, Layer, Request
 from kvsim.replay.asked import Asked, Task, modules_of
 from kvsim.replay.baselines import chains_of
 from kvsim.trace.open import Trace
@@ -55,11 +56,17 @@ def task_bytes(r: Request, layer: Layer, dtype: str, asked: Asked) -> int:
 
     the process; T tokens times K and V of the layer as stored (d·Hkv·itemsize), K and V of a kv head in float32 (4·d), float32
     logits of a block of R query rows and what is made of them (BLOCK·4·R), and if a policy observes attention, keys, logits of 64
-    rows and attention of all heads in float64 (8·Hkv·(key_dim + 64) + 8·Hq); N steps times the queries and, per policy, its rows."""
+    rows and attention of all heads in float64 (8·Hkv·(key_dim + 64) + 8·Hq), if one looks at the last w prompt queries, two arrays of
+    their attention (2·8·w·Hq), and if one sees the future, its keys and about 3·√N float64 sums (8·key_dim + 8·Hkv·3·√N); N steps
+    times the queries and, per policy, its rows."""
     d, rows = layer.key_dim + layer.value_dim, steps_per_block(layer.group) * layer.group
     token = d * layer.kv_heads * ITEMSIZE[dtype] + 4 * d + BLOCK * 4 * rows
-    if any(ATTENTION in part.needs for e in asked.entries for chain in chains_of(e.policy) for part in chain.parts):
+    needs = {need for e in asked.entries for chain in chains_of(e.policy) for part in chain.parts for need in part.needs}
+    token += 2 * 8 * layer.q_heads * min(r.prompt, max((need.rows for need in needs), default=0))
+    if ATTENTION in needs:
         token += 8 * layer.kv_heads * (layer.key_dim + 64) + 8 * layer.q_heads
+    if FUTURE in needs:
+        token += 8 * layer.key_dim + 8 * layer.kv_heads * 3 * math.isqrt(r.total - r.prompt)
     step = layer.q_heads * (4 * layer.key_dim + len(asked.entries) * ROW)
     return PROCESS + r.total * token + (r.total - r.prompt) * step
 

@@ -175,6 +175,16 @@ LONG = [
     'qevict(hold=share(0.5), window=3, period=3, sinks=1, recent=5, init="window", promotion="never", decay=0.5) >> quest(read=pages(4), page=4)',
     "h2o(hold=tokens(40)) >> zipcache(period=5, window=6) >> quest(read=pages(4), page=4)",
     'zipcache(period=4, probes="columns", divisor="tokens") >> oracle(read=pages(4), page=4)',
+    'h2o(hold=tokens(30), decay=0.9, norm="queries") >> quest(read=pages(3), page=4)',
+    "pools(hold=tokens(30), sinks=2, recent=6) >> kivi(group=4, residual=8)",
+    "oracle_keep(hold=tokens(20))",
+    "knorm(hold=tokens(20)) >> recency(read=pages(2), page=4)",
+    "random_keep(hold=share(0.4), seed=5) >> kivi(group=4, residual=4)",
+    'criticalkv(hold=tokens(24), window=6, base="adakv")',
+    'criticalkv(hold=tokens(24), window=6, base="adakv", compat=True)',
+    "criticalkv(hold=tokens(24), window=8, first=0.3, compat=True) >> quest(read=pages(3), page=4)",
+    "defensivekv(hold=tokens(24), window=6) >> kivi(group=4, residual=8)",
+    'defensivekv(hold=tokens(24), window=6, cover=0.5, scope="model", compat=True)',
 ]
 
 

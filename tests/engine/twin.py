@@ -212,11 +212,10 @@ class Twin(Windows):
                     self._drop(h, p)
             return
         if self.kind == "pools" or (self.kind == "h2o" and self.keep.prefill == "captured"):
-            width = self.lay.window or self.prompt
             for h in self.heads_kv:
                 for p in self.acc[h]:
                     self.acc[h][p] = sum(float(self.src.mass[h * len(self.group) + g, p]) for g in self.group)
-                    self.asked[h][p] = min(self.prompt, p + width) - p
+                    self.asked[h][p] = self.prompt - p
         last = self.src.window_q[-1].astype(np.float64)
         self.q, decode = last[None], self.q
         weights = (

@@ -102,16 +102,14 @@ def snap_scores(twin, rows, past):
 def snap(twin, rows, past, recent, limit):
     score = snap_scores(twin, rows, past)
     alpha = twin.keep.alpha if twin.kind == "adakv" else 1.0
-    return [
-        recent | twin._heaviest(s, set(), n) for s, n in zip(score, shared(twin, score, limit - len(recent), alpha), strict=True)
-    ]
+    return [recent | top(twin, s, n) for s, n in zip(score, shared(twin, score, limit - len(recent), alpha), strict=True)]
 
 
-def shared(twin, score, each, alpha):
+def shared(twin, score, each, alpha, tied=frozenset()):
     """Rows per kv head: n_h (1 - alpha) + alpha B, whole by largest remainder."""
     total = min(each * len(score), sum(map(len, score)))
     flat = sorted((-x, h, p) for h, s in enumerate(score) for p, x in s.items())
-    if alpha < 1 and 0 < total < len(flat):
+    if alpha < 1 and 0 < total < len(flat) and not {p for *_, p in flat[total - 1 : total + 1]} <= tied:
         twin._rests_on(flat[total][0] - flat[total - 1][0], inexact=True)
     raw = [(1 - alpha) * sum(h == at for _, at, _ in flat[:total]) + alpha * total / len(score) for h in range(len(score))]
     whole = [math.floor(x + 1e-9) for x in raw]
@@ -132,23 +130,27 @@ def critical(twin, rows, past, recent, limit):
         score = [s | dict.fromkeys(recent, most) for s in score]
     else:
         limit -= len(recent)
+    tied = recent if keep.compat else set()  # by design, to the bit
     if keep.compat and keep.base == "adakv":
-        sure = [
-            twin._heaviest(s, set(), math.floor(limit * keep.alpha + 1e-9)) if limit * keep.alpha >= 1 else set() for s in score
-        ]
+        sure = [top(twin, s, math.floor(limit * keep.alpha + 1e-9), tied) for s in score]
         lifted = [{p: x + (99 if p in mine else 0) for p, x in s.items()} for s, mine in zip(score, sure, strict=True)]
-        budget = shared(twin, lifted, limit, 0.0)
+        budget = shared(twin, lifted, limit, 0.0, tied)
     else:
         sure, lifted = [set() for _ in score], score
         budget = shared(twin, score, limit, keep.alpha if keep.base == "adakv" else 1.0)
     out = []
     for s, mine, n, b in zip(lifted, sure, norm, budget, strict=True):
-        first = twin._heaviest(s, set(), math.floor(b * keep.first + 1e-9)) if b * keep.first >= 1 else set()
-        first |= mine
+        first = mine | top(twin, s, math.floor(b * keep.first + 1e-9), tied)
         rest = {p: (x + keep.epsilon) * n[p] for p, x in s.items() if p not in first}
-        more = twin._heaviest(rest, set(), b - len(first)) if b > len(first) else set()
-        out.append(first | more | (set() if keep.compat else recent))
+        out.append(first | top(twin, rest, b - len(first)) | (set() if keep.compat else recent))
     return out
+
+
+def top(twin, score, many, tied=frozenset()):
+    order = sorted(score, key=lambda p: (-score[p], p))
+    if 0 < many < len(order) and not {*order[many - 1 : many + 1]} <= tied:
+        twin._rests_on(score[order[many - 1]] - score[order[many]], inexact=True)
+    return {*order[: max(0, many)]}
 
 
 def defensive(twin, rows, past, recent, limit):

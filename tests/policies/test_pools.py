@@ -62,6 +62,12 @@ def test_pools_that_do_not_fit_are_refused(policy, words):
         allocate.hold_limit(chain(policy).part("keep"), 40, source.request, source.layer)
 
 
+def test_a_pin_among_the_sinks_takes_no_slot_of_its_own():
+    source = lane(**LANE, evidence=((5, 9),))
+    policy = 'pools(hold=tokens(11), sinks=7, recent=2, pinned="s0")'  # 7, 2, and 7 and 8 of the span
+    assert allocate.hold_limit(chain(policy).part("keep"), 40, source.request, source.layer) == 11
+
+
 # ------------------------------------------------------------------------------------------------ random
 def test_a_larger_draw_holds_all_that_a_smaller_one_does():
     source, live = lane(**LANE), None
@@ -89,9 +95,10 @@ def test_draws_differ_by_seed_head_layer_and_request():
 # ------------------------------------------------------------------------------------------------ norms and the future
 def test_the_shortest_keys_stay():
     source = lane(**LANE)
-    short = np.argsort(np.linalg.norm(source.k.astype(float), axis=2)[0, :39])[:9]
-    live = held("knorm(hold=tokens(10))", source)
-    assert set(np.flatnonzero(live[0, 0])) <= {*short, 39, 40}
+    live, norm = held("knorm(hold=tokens(10))", source), np.linalg.norm(source.k.astype(float), axis=2)
+    for h, i in np.ndindex(live.shape[:2]):
+        t = 40 + i
+        assert {*np.flatnonzero(live[h, i])} == {t, *np.argsort(norm[h, :t])[:9]}
     assert known()["knorm"](hold=tokens(9)).needs == {KEY_NORM}
 
 

@@ -52,14 +52,12 @@ def test_critical_fills_up_by_the_norm_of_the_value():
     assert left(criticalkv(hold=tokens(5), window=1, kernel=1, first=1.0), Prompt([[SCORE]], [NORM]), 5) == [[0, 1, 2, 3, 6]]
 
 
-def test_critical_averages_the_window_so_that_epsilon_has_a_scale():
-    """Two queries that agree say what one of them says."""
-    near = [0.4, 0.0, 2e-4, 0.0, 0.0]
-    norms = [[1.0, 2.9, 1.0, 1.0, 1.0]]  # (0 + 1e-4) 2.9 against (2e-4 + 1e-4) 1
-    for rows in (1, 2):
-        policy = criticalkv(hold=tokens(2 + rows), window=rows, kernel=1, first=0.5)
-        attention = np.array([[[*near[:3], *[0.0] * rows]]] * rows)
-        assert left(policy, Prompt(attention, [norms[0][: 3 + rows]]), 2 + rows) == [[0, 2, *range(3, 3 + rows)]]
+@pytest.mark.parametrize("rows", [1, 2])
+def test_critical_averages_the_window_so_that_epsilon_has_a_scale(rows):
+    """(0 + 1e-4) 2.9 of 1 against (1.5e-4 + 1e-4) 1 of 2, however many queries say so."""
+    attention = [[[0.4, 0.0, 1.5e-4, *[0.0] * rows]]] * rows
+    policy = criticalkv(hold=tokens(2 + rows), window=rows, kernel=1)
+    assert left(policy, Prompt(attention, [[1, 2.9, 1, *[1] * rows]]), 2 + rows) == [[0, 1, *range(3, 3 + rows)]]
 
 
 def test_critical_as_its_authors_code_it_may_lose_a_recent_token():
