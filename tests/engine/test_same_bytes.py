@@ -68,6 +68,6 @@ def test_whatever_the_block_of_steps(source, whole, monkeypatch, rows):
 @pytest.mark.parametrize("rows", [9, 640])
 def test_whatever_the_block_of_observations(source, whole, monkeypatch, rows):
     monkeypatch.setattr(evolve, "OBSERVED_ROWS", rows)
-    watching = [policy for policy in ALL if policy.startswith(("h2o", "tova", "pools", "qevict"))]
+    watching = [policy for policy in ALL if policy.startswith(("h2o", "tova", "pools", "qevict", "zipcache"))]
     for policy, tables in zip(watching, run(source, *watching, plans=True), strict=True):
         assert differing(whole[policy], tables) == [], policy
