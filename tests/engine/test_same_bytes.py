@@ -8,8 +8,10 @@ import pytest
 from kvsim.engine import attend, evolve
 from kvsim.kernels import dense
 from tests.engine.lanes import ROWS, differing, first_steps, lane, run
-from tests.engine.policies import ALL, SEEING
+from tests.engine.policies import ALL as ON_THE_DEVICE
+from tests.engine.policies import HOSTED, SEEING
 
+ALL = ON_THE_DEVICE + HOSTED
 # Nine heads a group: 28 steps fill a product of 256 rows, so 60 steps are three blocks; 540 positions are two tiles.
 WIDE = {"key_dim": 64, "prompt": 480, "steps": 60, "kv_heads": 1, "group": 9, "evidence": ((3, 9), (500, 515))}
 
