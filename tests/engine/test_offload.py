@@ -153,11 +153,10 @@ def test_summaries_on_the_host_are_scanned_from_there():
         assert np.array_equal(there[came], here[came] + here[gone])
 
 
-def test_the_same_rows_whatever_steps_are_written():
-    source, policy = (
-        lane(prompt=50, steps=20),
-        'offload(device=pages(3), prefetch="last") >> quest(read=pages(3), page=4, refresh=3)',
-    )
+@pytest.mark.parametrize("refresh", [1, 3])
+def test_the_same_rows_whatever_steps_are_written(refresh):
+    source = lane(prompt=50, steps=20)
+    policy = f'offload(device=pages(3), prefetch="last") >> quest(read=pages(3), page=4, refresh={refresh})'
     whole = run(source, policy)
     for steps in ([13], [0, 5, 6, 19]):
         assert differing(whole, run(source, policy, steps=steps), steps) == []

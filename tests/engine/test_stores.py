@@ -67,6 +67,20 @@ def test_state_stays_beside_its_rows_through_evictions(keep, monkeypatch):
     assert (got["ledger"]["score_bytes"] > 0).all()
 
 
+def test_attention_is_shown_and_billed_only_where_it_is_looked_at():
+    @dataclass(frozen=True)
+    class seldom(watcher):
+        def looks(self, step):
+            return step % 3 == 1
+
+        def place(self, seen):
+            assert (seen.a is None) == (seen.step % 3 != 1)
+            return np.zeros((2, *seen.valid.shape), bool)
+
+    ledger = run(lane(steps=7), seldom())["ledger"]
+    assert (by_step(ledger, "score_bytes") > 0).tolist() == [[False, True, False, False, True, False, False]] * 2
+
+
 @dataclass(frozen=True)
 class odd_even(Store):
     """After the prompt: even positions in the first width, odd ones in the second; every fourth step what waits, in the first."""
