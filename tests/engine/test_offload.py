@@ -156,7 +156,7 @@ def test_summaries_on_the_host_are_scanned_from_there():
 @pytest.mark.parametrize("refresh", [1, 3])
 def test_the_same_rows_whatever_steps_are_written(refresh):
     source = lane(prompt=50, steps=20)
-    policy = f'offload(device=pages(3), prefetch="last") >> quest(read=pages(3), page=4, refresh={refresh})'
+    policy = f'offload(device=pages(9), prefetch="last") >> quest(read=pages(3), page=4, refresh={refresh})'
     whole = run(source, policy)
     for steps in ([13], [0, 5, 6, 19]):
         assert differing(whole, run(source, policy, steps=steps), steps) == []
@@ -173,7 +173,7 @@ def test_laws(chain):
 REFUSED = {
     "offload(device=pages(1)) >> everything()": "expected a read part that reads pages, which everything() does not",
     'offload(device=pages(1), evict="score") >> everything(page=4)': '"lru": everything() gives pages no score',
-    "qevict() >> offload(device=pages(1)) >> recency(read=pages(2))": "qevict decides itself what is coded",
+    "qevict() >> offload(device=pages(1)) >> recency(read=pages(2))": "because it codes rows itself; leave out offload",
     "offload(device=3) >> recency(read=pages(2))": "a device budget is one of tokens(), pages()",
 }
 

@@ -77,6 +77,7 @@ def test_attention_is_shown_and_billed_only_where_it_is_looked_at():
             assert (seen.a is None) == (seen.step % 3 != 1)
             return np.zeros((2, *seen.valid.shape), bool)
 
+    run(lane(steps=7), h2o(hold=tokens(12)) >> seldom())  # beside one that looks at every step
     ledger = run(lane(steps=7), seldom())["ledger"]
     assert (by_step(ledger, "score_bytes") > 0).tolist() == [[False, True, False, False, True, False, False]] * 2
 
@@ -142,5 +143,5 @@ def test_a_width_that_is_not_there_is_refused():
 
 
 def test_who_decides_itself_what_is_coded_has_no_store_beside_it():
-    with pytest.raises(WrongUse, match="qevict decides itself what is coded"):
+    with pytest.raises(WrongUse, match="because it codes rows itself; leave out kivi"):
         qevict() >> kivi()
