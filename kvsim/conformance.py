@@ -199,8 +199,10 @@ def _small(chain: Chain) -> str:
     for source in (lane(prompt=1, steps=3), lane(prompt=1, steps=1, kv_heads=1, group=1, dim=1)):
         try:
             allocate.hold_limit(chain.part("keep"), 1, source.request, source.layer)
+            if chain.codecs is not None:
+                chain.codecs.check(source.layer)
         except WrongUse:
-            continue  # a share of one token may be less than what is protected
+            continue  # a share of one token may be less than what is protected, a calibration is of other heads and keys
         _rows(chain, source)
     return ""
 

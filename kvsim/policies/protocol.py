@@ -3,7 +3,7 @@
 Shapes: N steps, Hkv kv heads, G query heads that share one, n live slots of a kv head (ascending positions), P pages, d head dim.
 
 Who calls whom, for one (request, layer):
-    state, ranking = keep.start(prefix, seen)      once, after prefill: the first cut
+    state, ranking = keep.start(prefix, seen)      once, after prefill: the first cut; store.start(prefix, seen): what it remembers
     at every step:   read.score(view)  ->  the engine picks pages and attends  ->  keep.step(state, seen)  ->  the engine cuts
                      ->  store.place(seen): which of the rows left are coded, and in which width
 A policy ranks and protects; it never sorts, applies a budget, places a row or counts a byte.
@@ -353,11 +353,6 @@ class Chain:
         """How rows are coded, by the store or by a keep that stores too; None: they stay exact."""
         store, keep = self.part("store"), self.part("keep")
         return (store.codecs if store else None) or (keep.codecs if keep else None)
-
-    @property
-    def observes(self) -> bool:
-        """Whether a part of it needs the attention of its own reads."""
-        return any(ATTENTION in part.needs for part in self.parts)
 
     def with_part(self, part: Part) -> Chain:
         return Chain(tuple(part if p.kind == part.kind else p for p in self.parts))

@@ -95,6 +95,17 @@ def test_sizes():
     assert minmax(4, "channels").layout(100) == (400, 4)
 
 
+def test_words_that_a_group_does_not_fill_are_paid():
+    """Eight tokens of 2 bits are half a word of 32 bits, 32 tokens are two whole ones; a row of 5 channels of 2 bits is one word."""
+    short, whole = (minmax(2, "tokens", n, pack=32).encode(np.ones((1, n, 128))) for n in (8, 32))
+    assert (short.bits.tolist(), short.group_meta.tolist()) == ([[256] * 8], [512 + 128 * 2])
+    assert (whole.bits.tolist(), whole.group_meta.tolist()) == ([[256] * 32], [512])
+    assert minmax(2, "channels", 5, pack=32).layout(10) == (64, 8)
+    assert minmax(2, "tokens", 8).encode(np.ones((1, 8, 128))).group_meta.tolist() == [
+        512
+    ]  # packed along channels, nothing is wasted
+
+
 @pytest.mark.parametrize("x", [[70000.0, 0.0], [-70000.0, -69990.0], [-60000.0, 60000.0]])
 def test_what_fp16_cannot_hold_is_refused(x):
     with pytest.raises(WrongUse, match="fp16 zero or step"):

@@ -33,6 +33,15 @@ def test_the_same_numbers_down_a_channel():
     assert coded.row_meta.ravel().tolist() == [4] * 10
 
 
+def test_a_number_on_a_threshold_is_an_outlier_of_its_row_and_none_of_its_channel():
+    x, level = np.arange(5.0), np.linspace(-1, 1, 4)
+    row = coder(2, 0.5, level).encode(x.reshape(1, 1, 5))
+    assert row.bits.tolist() == [[2 * 5 + 4 * 32]]  # thresholds 1 and 3: all but 2
+    edges = of_keys(x.reshape(1, 5, 1), 2, 0.5)["k.edges"][0]
+    assert edges.ravel().tolist() == [1, 3, 2, 1]
+    assert coder(2, 0.5, level, edges).encode(x.reshape(5, 1, 1)).bits.ravel().tolist() == [34, 2, 2, 2, 34]
+
+
 def test_a_fixed_range_makes_outliers_of_what_it_does_not_know():
     edges = np.array([[-1.0], [1.0], [0.0], [1.0]])
     coded = coder(2, 0.01, LEVEL, edges).encode(np.array([-1.0, 1.0, 1.5, -7.0]).reshape(4, 1, 1))

@@ -52,6 +52,17 @@ CHAINS = [
     'tova(hold=tokens(20)) >> quest(read=pages(3), page=4, heads="share", refresh=3)',
     "adakv(hold=tokens(20), window=5) >> quest(read=mass(eps=0.3), page=4)",
     "snapkv(hold=tokens(20), window=5) >> kivi(group=2, residual=8)",
+    "h2o(hold=tokens(24)) >> zipcache(period=4, window=6) >> quest(read=pages(3), page=4)",
+]
+STORES = [
+    "fp8(residual=3)",
+    "zipcache(period=5, window=6)",
+    'zipcache(period=7, probes="columns", divisor="tokens") >> quest(read=pages(3), page=4)',
+]
+HOSTED = [  # of whose rows only some are on the device
+    'offload(device=pages(3), prefetch="last") >> quest(read=pages(3), page=4)',
+    'offload(device=pages(2), evict="score", summaries="host") >> quest(read=mass(eps=0.2), page=4)',
+    'h2o(hold=tokens(24)) >> offload(device=pages(3), prefetch="neighbour") >> quest(read=pages(2), page=4)',
 ]
 EVICTING = BLIND + SEEING + WATCHING + [c for c in CHAINS if not c.startswith("kivi")]
-ALL = STATELESS + BLIND + SEEING + WATCHING + CHAINS
+ALL = STATELESS + BLIND + SEEING + WATCHING + CHAINS + STORES

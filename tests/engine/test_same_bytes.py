@@ -8,8 +8,10 @@ import pytest
 from kvsim.engine import attend, evolve
 from kvsim.kernels import dense
 from tests.engine.lanes import ROWS, differing, first_steps, lane, run
-from tests.engine.policies import ALL, SEEING
+from tests.engine.policies import ALL as ON_THE_DEVICE
+from tests.engine.policies import HOSTED, SEEING
 
+ALL = ON_THE_DEVICE + HOSTED
 # Nine heads a group: 28 steps fill a product of 256 rows, so 60 steps are three blocks; 540 positions are two tiles.
 WIDE = {"key_dim": 64, "prompt": 480, "steps": 60, "kv_heads": 1, "group": 9, "evidence": ((3, 9), (500, 515))}
 
@@ -68,6 +70,6 @@ def test_whatever_the_block_of_steps(source, whole, monkeypatch, rows):
 @pytest.mark.parametrize("rows", [9, 640])
 def test_whatever_the_block_of_observations(source, whole, monkeypatch, rows):
     monkeypatch.setattr(evolve, "OBSERVED_ROWS", rows)
-    watching = [policy for policy in ALL if policy.startswith(("h2o", "tova", "pools", "qevict"))]
+    watching = [policy for policy in ALL if policy.startswith(("h2o", "tova", "pools", "qevict", "zipcache"))]
     for policy, tables in zip(watching, run(source, *watching, plans=True), strict=True):
         assert differing(whole[policy], tables) == [], policy

@@ -52,6 +52,8 @@ def refusal(trace, policy, **options):
         ("h2o(hold=tokens(20))", "h2o needs prefill_mass | prefill table | --prefill-mass"),
         ("snapkv(hold=tokens(40), window=32)", "snapkv needs window(32) | the window captured has 1 | --window-rows 32"),
         ("qevict(hold=share(0.5))", "qevict needs k_pre | before RoPE | --k-pre"),
+        ("zipcache(window=9)", "zipcache needs window(9) | the window captured has 1 | --window-rows 9"),
+        ('zipcache(probes="columns")', "zipcache needs prefill_mass | prefill table | --prefill-mass"),
         (picky(wants="wo_norm"), "picky needs wo_norm | values table | --wo-norm"),
         (picky(wants="all_layers"), "picky needs all_layers | layers 1 are not captured | --layers all"),
         (picky(wants="moon"), "picky needs moon | no trace has it"),
@@ -74,6 +76,12 @@ def test_a_missing_need_is_named(bare, policy, words):
         ("quest(read=pages(2), page=8, refresh=4)", "quest(refresh=4) | gaps | --steps N"),
         ('quest(read=pages(2), page=8, refresh="never")', 'quest(refresh="never") | gaps'),
         ("kivi(group=8, residual=16)", "kivi codes rows | gaps | --steps N"),
+        ("fp8()", "fp8 codes rows at every decode step | gaps (0, 4, 8, 12, ...)"),
+        ("zipcache(window=8)", "zipcache needs attention | gaps (0, 4, 8, 12, ...)"),
+        (
+            "offload(device=pages(2)) >> recency(read=pages(2))",
+            "offload moves pages at every decode step | gaps (0, 4, 8, 12, ...)",
+        ),
     ],
 )
 def test_gaps_between_steps_are_refused_for_what_counts_every_step(strided, policy, words):

@@ -128,6 +128,8 @@ def _ledger(made, unit, policy, kv_heads, prompt, steps) -> None:
         columns |= {"page_bytes": 8 * ROW_BYTES}
     if "kivi" in policy:
         columns |= {"full_tokens": np.full(n, 8), "quant_tokens": visible - 8}
+        numbers = (visible - 8) * 32
+        columns |= {"coded_numbers": numbers, "coded_nominal_bits": 2 * numbers, "coded_bytes": 3 * numbers // 8}
     made["ledger"].append(tables.table("ledger", columns))
     if "hold=" in policy:
         events = dict.fromkeys(("promoted", "demoted", "evicted", "aged_in", "requantised"), 0) | unit

@@ -93,7 +93,7 @@ def test_a_run_has_every_chart_that_its_tables_can_draw(drawn):
     assert ALWAYS - drawn["nothing said"].keys() == {"memory"}  # nobody said how many bytes a row has
     assert len(drawn["plain"]) >= 29
     assert drawn["plain"].keys() - drawn["bare"].keys() == {
-        *("contexts", "below", "asked", "shared", "blame", "coding", "evidence", "steps", "held", "changes", "scattered"),
+        *("contexts", "below", "asked", "shared", "blame", "coding", "bits", "evidence", "steps", "held", "changes", "scattered"),
         *("slack", "slack-age", "promised", "depth", "profile", "alike"),
     } - {"alike", "held", "profile"}
     assert drawn["roles, no plans"].keys() - drawn["plain"].keys() == {"roles"}

@@ -5,7 +5,7 @@ Both are counted over the tokens still held."""
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import ClassVar
 
 from kvsim.codecs.minmax import minmax
@@ -28,6 +28,7 @@ class kivi(Store):
     v_bits: int | None = None
     group: int = 32
     residual: int = 128
+    pack: int = field(default=1, repr=False)  # bits of the words that hold the codes of a group
 
     def __post_init__(self, bits: int) -> None:
         for side in ("k_bits", "v_bits"):
@@ -35,6 +36,7 @@ class kivi(Store):
                 object.__setattr__(self, side, bits)
             expect(self, side, getattr(self, side) in (*range(1, 9), EXACT), f"1 to 8 bits, or {EXACT} for exact")
         expect(self, "group", self.group >= 1, "1 or more")
+        expect(self, "pack", self.pack >= 1, "1 bit or more, for example 32")
         whole = self.residual >= self.group and self.residual % self.group == 0
         expect(self, "residual", whole, f"a multiple of group={self.group}, because keys are coded in whole groups")
 
@@ -44,7 +46,7 @@ class kivi(Store):
         return Codecs(k, v)
 
     def _codec(self, bits: int | None, axis: str) -> minmax | None:
-        return None if bits in (None, EXACT) else minmax(bits, axis, self.group)
+        return None if bits in (None, EXACT) else minmax(bits, axis, self.group, self.pack)
 
     def place(self, seen: Seen) -> tuple[Mask, Mask]:
         waiting = seen.valid & (seen.k == FULL)

@@ -1,4 +1,4 @@
-"""Does coding blur the keys or the values?"""
+"""Does coding blur the keys or the values, and how many bits does it take?"""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import polars as pl
 
 from kvsim.metrics.floor import Floor
 from kvsim.metrics.loss import STAGES
+from kvsim.metrics.precision import KINDS
 from kvsim.report import theme
 from kvsim.report.charts.measure import layered, noise, other, quantity
+from kvsim.report.charts.rows import ROW, policy_axis
 from kvsim.report.theme import STEPS, TICK, Style
 
 SHAPES = ("square", "circle", "diamond")
@@ -39,4 +41,27 @@ def error_by_stage(stages: pl.DataFrame, look: Sequence[Style], floor: Floor | N
         width=620,
         height=26 * len(order),
         description="Output error of exact rows, of coded keys, and of coded keys and values, per layer.",
+    )
+
+
+def bits_per_number(found: pl.DataFrame, look: Sequence[Style]) -> alt.LayerChart:
+    """found (policy, nominal, real) -> per policy, the bits of a coded number as it is spoken of and as it is stored."""
+    rows = found.unpivot(["nominal", "real"], index="policy", variable_name="kind", value_name="bits").with_columns(
+        kind=pl.col("kind").replace_strict(KINDS, return_dtype=pl.String)
+    )
+    there = set(found["policy"])
+    y = policy_axis([s for s in look if s.label in there])
+    last = theme.ends(rows["bits"], (0.0, 1.0))[1]
+    x = alt.X("bits:Q", title="bits per coded number", scale=alt.Scale(domain=[0, last], nice=True))
+    names = list(KINDS.values())
+    look_of = alt.Color("kind:N", **theme.few(names, [c[0] for c in STEPS]))
+    said = ["policy:N", "kind:N", alt.Tooltip("bits:Q", format=".3f")]
+    dots = alt.Chart(theme.prepare(rows)).mark_point(filled=True, size=80, opacity=1)
+    rule = alt.Chart(theme.prepare(found)).mark_rule(aria=False, color=TICK[0], opacity=0.5)
+    return layered(
+        rule.encode(y=y, x=alt.X("nominal:Q"), x2="real:Q"),
+        dots.encode(x=x, y=y, color=look_of, shape=alt.Shape("kind:N", **theme.few(names, SHAPES)), tooltip=said),
+        width=620,
+        height=ROW * len(there),
+        description="Bits of a number held in codes, as the method is spoken of and with all that is stored beside the codes.",
     )

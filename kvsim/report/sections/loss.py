@@ -5,11 +5,12 @@ from __future__ import annotations
 import polars as pl
 
 from kvsim.metrics.loss import blame, coding
+from kvsim.metrics.precision import precision
 from kvsim.metrics.quality import fate
 from kvsim.metrics.spread import spread, spread_of
 from kvsim.metrics.tails import tails
 from kvsim.report import facts
-from kvsim.report.charts.coding import error_by_stage
+from kvsim.report.charts.coding import bits_per_number, error_by_stage
 from kvsim.report.charts.loss import mass_by_blame, mass_by_fate
 from kvsim.report.charts.overlap import PIECES, pieces_read
 from kvsim.report.charts.rows import ERRORS, READING, spread_rows
@@ -25,7 +26,7 @@ def section(view: View) -> Section:
     return Section(
         "Why attention is lost",
         ("Gone for good, skipped at one step, or blurred: three different risks, and three different parts of a policy.",),
-        blocks=[*_fate(view, whole), *_blame(view), *_often(view), *_found(view), *_pieces(view), *_coding(view)],
+        blocks=[*_fate(view, whole), *_blame(view), *_often(view), *_found(view), *_pieces(view), *_coding(view), *_bits(view)],
     )
 
 
@@ -116,3 +117,15 @@ def _coding(view: View) -> list[Figure]:
     chart = error_by_stage(stages, view.look, view.floor)
     notes = [*few, *view.without(stages, "it codes nothing")]
     return [view.figure("coding", "Does coding blur the keys or the values?", how, chart, stages, notes)]
+
+
+def _bits(view: View) -> list[Figure]:
+    found = view.labelled(precision(view.run.ledger))
+    if found.is_empty():
+        return []
+    how = (
+        "Bits of a key or value number that is held in codes: as the method is spoken of, and with every byte that stands beside the codes, so "
+        "scales, zeros, outliers with their places, and padding. The second is what memory and reads pay for the errors above."
+    )
+    notes = view.without(found, "it codes nothing")
+    return [view.figure("bits", "How many bits does a coded number take?", how, bits_per_number(found, view.look), found, notes)]

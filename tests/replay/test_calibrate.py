@@ -1,0 +1,90 @@
+"""kvsim calibrate: a file that says where it came from, replayed on another trace, refused on its own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from kvsim import cli
+from kvsim.codecs.calibration import load
+from kvsim.errors import WrongUse
+from kvsim.replay.calibrate import calibrate
+from kvsim.replay.run import replay
+from kvsim.synth.generate import synthesize
+from kvsim.trace.open import open_trace
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("traces") / "other", seed=5, layers=2, prompt=120, steps=4)
+
+
+@pytest.fixture(scope="module")
+def file(other, tmp_path_factory):
+    return calibrate(other, "kvquant(bits=4, outliers=0.02)", tmp_path_factory.mktemp("files") / "c.npz")
+
+
+def policy(file):
+    return f'kvquant(bits=4, outliers=0.02, calibration="{file}")'
+
+
+def test_the_command_prints_the_file_and_the_file_its_origin(other, tmp_path, capsys):
+    out = tmp_path / "c.npz"
+    assert cli.main(["calibrate", str(other.path), "-p", "kvquant(bits=4, outliers=0.02)", "-o", str(out), "--layers", "1"]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    about = load(str(out)).about
+    assert about["trace"] == {"id": other.id, "sha256": other.sha256}
+    assert (about["kind"], about["layers"]) == ("kvquant", [1])
+    assert about["options"] == {"k_bits": 4, "v_bits": 4, "outliers": 0.02}
+    assert str(tmp_path) not in json.dumps(about)
+
+
+def test_the_same_trace_gives_the_same_bytes(other, file, tmp_path):
+    assert calibrate(other, "kvquant(bits=4, outliers=0.02)", tmp_path / "c.npz").read_bytes() == file.read_bytes()
+
+
+def test_ranges_are_those_of_the_keys_before_rope(other, file):
+    lane = other.lane(other.requests[0], other.captured_layers[1])
+    low, high = np.quantile(lane.k_pre.astype(float), [0.01, 0.99], axis=1)
+    edges = load(str(file)).arrays[f"{other.captured_layers[1].id}.k.edges"]
+    assert np.allclose(edges[:, 0], low, atol=1e-6)
+    assert np.allclose(edges[:, 1], high, atol=1e-6)
+
+
+def test_replayed_on_another_trace(trace, file, tmp_path):
+    run = replay(trace, policy(file), tmp_path / "run", workers=1, strict=True)
+    assert run.heads["rel_l2"].mean() < 0.2
+    assert run.info["policies"][0]["id"].endswith(f'calibration="{file}@{load(str(file)).digest}") >> everything()')
+
+
+def test_refused_on_the_trace_it_was_made_from(other, file, tmp_path, capsys):
+    assert cli.main(["replay", str(other.path), "-p", policy(file), "-o", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "kvquant: its calibration was made from the trace that is replayed" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_refused(other, file, trace, tmp_path):
+    for call, words in (
+        (lambda: calibrate(other, "kivi()", tmp_path / "c"), "nothing in it is calibrated"),
+        (lambda: calibrate(other, "kvquant()", file), "exists already"),
+        (lambda: calibrate(other, "kvquant()", tmp_path / "c", layers=[7]), "layers 7"),
+        (lambda: replay(trace, "kvquant()", tmp_path / "r"), "expected a calibration file of another trace"),
+    ):
+        with pytest.raises(WrongUse) as e:
+            call()
+        assert words in str(e.value)
+
+
+def test_a_layer_it_does_not_cover_is_refused_before_any_work(other, trace, tmp_path):
+    out = calibrate(other, "kvquant(bits=4, outliers=0.02)", tmp_path / "c.npz", layers=[0])
+    with pytest.raises(WrongUse, match="nothing for layer 1, it covers the layers"):
+        replay(trace, policy(out), tmp_path / "run")
+
+
+def test_a_trace_without_keys_before_rope_is_refused(tmp_path):
+    bare = synthesize(tmp_path / "bare", layers=1, prompt=20, steps=2, without=("k_pre",))
+    with pytest.raises(WrongUse, match=r"calibrated on keys before RoPE, which trace .* does not have; capture with --k-pre"):
+        calibrate(open_trace(bare.path), "kvquant()", tmp_path / "c")
