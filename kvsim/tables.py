@@ -93,7 +93,8 @@ HEADS = _schema(
     dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
     | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
     | {"read_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
-    | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32),
+    | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32)
+    | dict.fromkeys(("oracle_rel_l2", "oracle_held_rel_l2", "oracle_coded_rel_l2"), _f32),
 )
 CURVES = _schema(
     _UNIT
@@ -124,6 +125,32 @@ EXPLAIN = _schema(
     | dict.fromkeys(("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"), _i32)
     | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
 )
+LAGS = _schema(
+    _UNIT
+    | {
+        "kv_head": _i16,
+        "q_head": _i16,
+        "step": _i32,
+        "mass": pa.list_(_f32),
+        "needed": _i8,
+        "again": pa.list_(_i32),
+        "again_lag": pa.list_(_i32),
+    }
+    | {"evicted_tokens": _i32}
+)
+RECURRENCE = _schema(
+    _UNIT
+    | {"kv_head": _i16, "set": _text, "dormancy": _i16, "events": _i32}
+    | dict.fromkeys(("returns", "spells", "pairs", "spells_alive", "pairs_alive"), _i64)
+    | dict.fromkeys(("churn_full", "churn_held"), _f64)
+)
+_CLASSES = ("sinks", "recent", "full", "coded", "host")
+BY_TIER = _schema(
+    _UNIT
+    | {"q_head": _i16, "step": _i32, "sinks": _i32, "recent": _i32}
+    | dict.fromkeys([f"{part}_{name}" for part in ("held", "read", "own") for name in _CLASSES], _f32),
+    dict.fromkeys([f"without_{name}" for name in _CLASSES], _f32),
+)
 EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
 
 RUN_TABLES: dict[str, pa.Schema] = {
@@ -135,6 +162,9 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "events": EVENTS,
     "explain": EXPLAIN,
     "evidence": EVIDENCE,
+    "lags": LAGS,
+    "recurrence": RECURRENCE,
+    "by_tier": BY_TIER,
 }
 
 

@@ -229,7 +229,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     blurred, values, dim = held.dots, src.whole("v", block.head), src.layer.value_dim
     blurred_values = values
     if record is not None and coded:
-        blurred = _decoded_dots(block, held, record)
+        blurred = decoded_dots(block, held, record)
         blurred_values = record.decoded.get("v", values[None])[block.head if "v" in record.decoded else 0]
     exact, mixed = np.empty((rows if coded else 0, dim)), np.empty((rows if coded else 0, dim))
     marks = np.zeros(src.request.total, np.uint8)
@@ -250,7 +250,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     return Attended(sums, out, exact if coded else None, mixed if coded else None, all_read)
 
 
-def _decoded_dots(block: Dense, held: Held, record: Record) -> NDArray[np.float32]:
+def decoded_dots(block: Dense, held: Held, record: Record) -> NDArray[np.float32]:
     """f32[n, R]: dot products with the decoded keys, where any step sees one."""
     if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
         return held.dots

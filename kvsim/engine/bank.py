@@ -17,13 +17,26 @@ from kvsim.policies.protocol import CODED, FULL, Codecs, Seen, State
 NO_GROUP = -1
 
 
+@dataclass(frozen=True)
+class Cut:
+    """One cut: index (the step's place, -1 after prefill), t its position; which tokens were protected, and which of the others got a full
+    place, or any: bits u8[Hkv or 1, T / 8] by position."""
+
+    index: int
+    t: int
+    safe: NDArray[np.uint8]
+    full: NDArray[np.uint8]
+    held: NDArray[np.uint8]
+
+
 @dataclass
 class Record:
     """What became of every token: all that the accounts need to know of a keep and a store.
 
     start u8[Hkv, T]: flags (kernels.sparse) after the cut that follows prefill; changes[i]: (kv head, positions, flags) after the
     cut of the i-th captured step; groups: rows encoded together share a number; moved i64[N, Hkv, 2]: bytes in and out of tiers;
-    coded_bytes i64[N, Hkv]: bytes written by encoding; decoded["k" | "v"] f32[Hkv, T, d]; reads[i][h]: pages an observer read."""
+    coded_bytes i64[N, Hkv]: bytes written by encoding; decoded["k" | "v"] f32[Hkv, T, d]; reads[i][h]: pages an observer read;
+    cuts, unit i64[Hkv or 1, T]: see engine.recurrence."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
@@ -35,6 +48,8 @@ class Record:
     reads: list[list[Any]] = field(default_factory=list)
     key_codec: Any = None
     aged_in: NDArray[np.int64] | None = None
+    cuts: list[Cut] = field(default_factory=list)
+    unit: NDArray[np.int64] | None = None
 
 
 class Bank:

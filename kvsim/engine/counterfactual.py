@@ -37,7 +37,7 @@ class Counterfactual:
         if picked is not None:
             many = picked.chosen.sum(-1).ravel()
             out["oracle_recall"] = leading(block.page_mass(picked.pages.size), many)
-            held_mass = block.page_mass(picked.pages.size) if held.whole else _held_page_mass(block, held, picked.pages)
+            held_mass = block.page_mass(picked.pages.size) if held.whole else held_page_mass(block, held, picked.pages)
             out["oracle_held_recall"] = np.maximum(leading(held_mass, many), got.sums[:, MASS])
         return out
 
@@ -52,7 +52,7 @@ class Counterfactual:
         pos = np.append(kept, np.arange(prompt, int(block.t.max()) + 1))
         flags = np.ascontiguousarray(block.flags[:, pos])
         held = Held(pos, flags, flags, block.dots[pos], False)
-        return np.maximum(1 - block.sink_mass - _held_page_mass(block, held, pages_of(pos, CHUNK)).sum(1), 0)
+        return np.maximum(1 - block.sink_mass - held_page_mass(block, held, pages_of(pos, CHUNK)).sum(1), 0)
 
 
 def leading(mass: Floats, many: NDArray[np.int64]) -> Floats:
@@ -62,7 +62,7 @@ def leading(mass: Floats, many: NDArray[np.int64]) -> Floats:
     return np.take_along_axis(sums, np.minimum(many, mass.shape[1])[:, None], 1)[:, 0]
 
 
-def _held_page_mass(block: Dense, held: Held, pages: Pages) -> Floats:
+def held_page_mass(block: Dense, held: Held, pages: Pages) -> Floats:
     """f64[R, P]: dense probability of each page's live slots."""
     peak, mass = page_stats(held.dots, held.flags, held.every, pages.start, block)
     bent = block.source.bend(peak.astype(np.float64))

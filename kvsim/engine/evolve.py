@@ -11,6 +11,7 @@ from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
+from kvsim.engine.recurrence import note
 from kvsim.engine.source import Prefix, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
@@ -22,8 +23,8 @@ from kvsim.policies.protocol import CODED, FULL, GONE, Chain, Codecs, Ranking, S
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
 
-def evolve(source: Source, chain: Chain) -> Record | None:
-    """The record of every token's fate, or None when all stay and stay exact.
+def evolve(source: Source, chain: Chain, cuts: bool = False) -> Record | None:
+    """The record of every token's fate, or None when all stay and stay exact. cuts: the sets of every cut, too.
 
     A keep with ATTENTION in its needs sees at every step the softmax over what its own read part loaded."""
     keep, store, read = (chain.part(kind) for kind in ("keep", "store", "read"))
@@ -39,7 +40,7 @@ def evolve(source: Source, chain: Chain) -> Record | None:
     prompt = source.request.prompt
     seen = bank.seen(-1, prompt - 1, limit(prompt - 1))
     bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
-    _place(bank, ranking, seen, store, -1)
+    _place(bank, ranking, seen, store, -1, cuts)
     block = max(1, OBSERVED_ROWS // lay.group)
     watch = Watch(source, bank, read) if observes else None
     last = prompt - 1
@@ -56,13 +57,13 @@ def evolve(source: Source, chain: Chain) -> Record | None:
             a = watch.attention(i, t) if watch else None
             seen = bank.seen(int(source.steps[i]), t, limit(t), a)
             before = bank.flags() if watch and codecs else None
-            _place(bank, keep.step(bank.state, seen), seen, store, i)
+            _place(bank, keep.step(bank.state, seen), seen, store, i, cuts)
             if watch and before is not None:
                 watch.blurred(before)
     return bank.record
 
 
-def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int) -> None:
+def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int, cuts: bool) -> None:
     """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
     if ranking is not None:
         if type(ranking) is not Ranking:
@@ -70,6 +71,8 @@ def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None,
                 f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
             )
         tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank))
+        if cuts:
+            note(bank.record, ranking, seen, tier, index)
         if store:
             bank.apply(np.where(tier, seen.k, GONE), np.where(tier, seen.v, GONE), index)
         else:

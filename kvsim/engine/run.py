@@ -12,21 +12,25 @@ from numpy.typing import NDArray
 from kvsim.engine import account
 from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of
 from kvsim.engine.bank import Record
+from kvsim.engine.by_tier import by_tier
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
 from kvsim.engine.evidence import evidence
 from kvsim.engine.evolve import evolve
 from kvsim.engine.explain import explain as explained
 from kvsim.engine.fate import tiers_and_events
+from kvsim.engine.lags import died, lags
+from kvsim.engine.levels import levels
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked, Reader, ranking_of
+from kvsim.engine.recurrence import Recurrence
 from kvsim.engine.source import Source
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import Rule
 
-TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "evidence")
+TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "evidence", "lags", "recurrence", "by_tier")
 Columns = dict[str, Any]
 Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are arrays of one length, or one value for all its rows
 
@@ -69,7 +73,7 @@ def run_layer(
         for w in mine:
             w.end(head, wanted)
     for w in work:
-        w.pages_of_layer()
+        w.end_layer()
     return [w.tables for w in work]
 
 
@@ -82,13 +86,16 @@ class _Work:
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
         self.codecs = (self.chain.part("store") or self.keep).codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
-        self.all_steps = steps is not None and self.read.refresh != 1
-        self.record: Record | None = evolve(source, self.chain)
+        self.record: Record | None = evolve(source, self.chain, explain or self.keep.codecs is not None)
+        cuts = self.record is not None and self.record.cuts
+        self.recurrence = Recurrence(source, self.record, explain) if self.record is not None and cuts else None
+        self.all_steps = steps is not None and (self.read.refresh != 1 or (explain and self.record is not None))
         self.tables: Tables = {name: [] for name in TABLES}
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src, read = self.source, self.read
         self.past = Past(src, self.record, head)
+        self.died = died(src, self.record, head) if self.explain and self.record is not None else None
         observed = self.record is not None and self.record.reads
         self.reader = (
             None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
@@ -117,10 +124,14 @@ class _Work:
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
         heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth)
         heads |= self.beside.columns(dense, held, picked, got)
+        if self.explain:
+            heads |= levels(dense, held, picked, got, self.record)
         if self.curves and picked is not None:
             self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
         if self.plans and picked is not None:
             self._plans(dense, picked, wanted)
+        if self.recurrence:
+            self.recurrence.add(dense)
         if not wanted.any():
             return
         steps = self.source.steps[dense.index]
@@ -129,6 +140,10 @@ class _Work:
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))
+        if self.died is not None:
+            at = {"q_head": q_heads, "step": np.repeat(steps, group)}
+            self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), np.repeat(wanted, group))
+            self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), np.repeat(wanted, group))
         if self.explain and picked is not None and self.read.index is not None and self.read.refresh == 1:
             columns = explained(self.read.index, held, picked, truth)
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
@@ -155,7 +170,12 @@ class _Work:
             rows = [r for r in rows if r["step"] in chosen]
             self.tables[name].append({"kv_head": head} | {c: [r[c] for r in rows] for c in rows[0]})
 
-    def pages_of_layer(self) -> None:
+    def end_layer(self) -> None:
+        self._pages_of_layer()
+        if self.recurrence:
+            self.tables["recurrence"] += self.recurrence.rows(self.job.heads)
+
+    def _pages_of_layer(self) -> None:
         """resident_page_bytes when a physical page holds its tokens' rows of all kv heads: it stays while any head needs one."""
         parts = self.tables["ledger"]
         if self.allocator != "layer" or self.read.page is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from kvsim.metrics import keeping
 from kvsim.metrics.overlap import across_layers
 
 UNIT = ("policy", "request", "layer")
@@ -22,6 +23,9 @@ def diagnostics(
     explain: pl.LazyFrame | None = None,
     evidence: pl.LazyFrame | None = None,
     plans: pl.LazyFrame | None = None,
+    lags: pl.LazyFrame | None = None,
+    recurrence: pl.LazyFrame | None = None,
+    by_tier: pl.LazyFrame | None = None,
 ) -> pl.DataFrame:
     """heads of a run, and explain, evidence and plans where they were written -> policy, request, layer, metric, value, sorted.
 
@@ -30,7 +34,7 @@ def diagnostics(
     oracle's recall with as many pages of all tokens, L2 of held ones, L3 the policy's own (D11). From explain: the score's gap at the
     budget (mean), k_needed and the depths of certificates in pages (mean, p95, max). From evidence: all_spans_read and any_span_read, the
     share of (step, head) in which something of every, of any span was read (D13). From plans: jaccard_1, _2, _4, _8 with the layer that
-    far above, and jaccard_chance_... (metrics.overlap, D12)."""
+    far above, and jaccard_chance_... (metrics.overlap, D12). From lags, recurrence and by_tier: see metrics.keeping."""
     means = {
         "fmm_prefill": pl.col("mass_evicted_prefill"),
         "fmm_running": pl.col("mass_evicted"),
@@ -58,12 +62,16 @@ def diagnostics(
         for column, name in (("jaccard", "jaccard_"), ("chance", "jaccard_chance_")):
             metric = pl.concat_str(pl.lit(name), pl.col("distance").cast(pl.String)).alias("metric")
             found.append(alike.select("policy", "request", pl.col("layer").cast(pl.Int16), metric, pl.col(column).alias("value")))
+    found += [keeping.error_metrics(heads)] if "oracle_rel_l2" in heads.collect_schema() else []
+    found += [] if lags is None else [keeping.lag_metrics(lags)]
+    found += [] if recurrence is None else [keeping.recurrence_metrics(recurrence)]
+    found += [] if by_tier is None else [keeping.tier_metrics(by_tier, heads)]
     return pl.concat(found).sort(*UNIT, "metric").collect()
 
 
 def write(run: Path) -> None:
     """Adds diagnostics.parquet to the folder of a run whose tables are written."""
-    names = ("heads", "explain", "evidence", "plans")
+    names = ("heads", "explain", "evidence", "plans", "lags", "recurrence", "by_tier")
     frames = {name: _frame(run / f"{name}.parquet") for name in names if (run / f"{name}.parquet").is_file()}
     diagnostics(**frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
 
