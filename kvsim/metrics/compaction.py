@@ -62,3 +62,28 @@ def _apply(held: NDArray[np.bool_], changes: list[tuple[int, list[dict[str, int]
     for head, runs in changes:
         for run in runs:
             held[head, run["start"] : run["stop"]] = run["tier"] & 3 > 0
+
+
+WAYS = {  # -> in words, in the order they stand on the chart
+    "layer_pages": "a page holds all KV heads",
+    "head": "each KV head has its own pages",
+    "layer_compact": "all KV heads, compacted",
+    "head_compact": "own pages, compacted",
+}
+
+
+def pages_held(ledger: pl.LazyFrame, tiers: pl.LazyFrame, page: int = PAGE) -> pl.DataFrame:
+    """-> policy, part (a value of WAYS), order, pages: pages per kv head, means over steps, layers and contexts; sorted."""
+    found = resident_pages(ledger, tiers, page).lazy()
+    heads = ledger.group_by(KEYS).agg(kv_heads=pl.col("kv_head").n_unique())
+    each = found.join(heads, on=KEYS).group_by("policy").agg((pl.col(n) / pl.col("kv_heads")).mean().alias(n) for n in WAYS)
+    tall = each.unpivot(index="policy", variable_name="part", value_name="pages")
+    order = {n: i for i, n in enumerate(WAYS)}
+    return (
+        tall.with_columns(
+            order=pl.col("part").replace_strict(order, return_dtype=pl.Int8),
+            part=pl.col("part").replace_strict(WAYS, return_dtype=pl.String),
+        )
+        .sort("policy", "order")
+        .collect()
+    )

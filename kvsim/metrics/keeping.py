@@ -117,16 +117,76 @@ def error_metrics(heads: pl.LazyFrame) -> pl.LazyFrame:
     return _tall(known.group_by(UNIT).agg(x.mean().alias(n) for n, x in parts.items()))
 
 
+PARTS = {  # of by_tier, and what is gone -> in words, in the order they stand on an area
+    "sinks": "sinks",
+    "recent": "recent window",
+    "full": "history, full precision",
+    "coded": "coded",
+    "host": "on the host",
+    "evicted": "gone for good",
+}
+
+
 def tiers_over_steps(by_tier: pl.LazyFrame, heads: pl.LazyFrame, together: int) -> pl.DataFrame:
-    """-> policy, step, part (a class, or "evicted"), mass: dense attention by where its token is, over contexts, layers and heads, `together`
-    steps at a time; what a learned sink takes is left out; sorted."""
+    """-> policy, step, part (a value of PARTS), order, mass, error: dense attention by where its token is, and the output error, over contexts,
+    layers and heads, `together` steps at a time; what a learned sink takes is in no part; sorted."""
     step = (pl.col("step") // together * together).alias("step")
     held = by_tier.group_by("policy", step).agg(pl.col(f"held_{c}").cast(pl.Float64).mean().alias(c) for c in CLASSES)
     mine = heads.join(by_tier.select("policy").unique(), on="policy", how="semi")
-    gone = mine.group_by("policy", step).agg(evicted=pl.col("mass_evicted").cast(pl.Float64).mean())
+    gone = mine.group_by("policy", step).agg(
+        evicted=pl.col("mass_evicted").cast(pl.Float64).mean(), error=pl.col("rel_l2").cast(pl.Float64).mean()
+    )
     wide = held.join(gone, on=("policy", "step"))
-    return (
-        wide.unpivot(index=("policy", "step"), variable_name="part", value_name="mass").sort("policy", "step", "part").collect()
+    tall = wide.unpivot(on=list(PARTS), index=("policy", "step", "error"), variable_name="part", value_name="mass")
+    return _worded(tall, PARTS).sort("policy", "step", "order").collect()
+
+
+def without_tier(by_tier: pl.LazyFrame, heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, part (a value of PARTS, or "nothing left out"), order, error: the mean output error when one class is left out of what is read,
+    over the steps and heads that read some of it; sorted."""
+    left = by_tier.group_by("policy").agg(pl.col(f"without_{c}").cast(pl.Float64).mean().alias(c) for c in CLASSES)
+    mine = heads.join(by_tier.select("policy").unique(), on="policy", how="semi")
+    own = mine.group_by("policy").agg(pl.col("rel_l2").cast(pl.Float64).mean().alias("none"))
+    tall = left.join(own, on="policy").unpivot(index="policy", variable_name="part", value_name="error").drop_nulls("error")
+    return _worded(tall, {"none": "nothing left out"} | PARTS).sort("policy", "order").collect()
+
+
+LEVELS = {  # of heads -> in words, in the order errors add up
+    "oracle_rel_l2": "best read of all tokens",
+    "oracle_held_rel_l2": "best read of what is held",
+    "oracle_coded_rel_l2": "the same, as it is stored",
+    "rel_l2": "the policy",
+}
+
+
+def error_levels(heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, part (a value of LEVELS), order, error: the mean output error at each level of card D11; no rows without --explain; sorted."""
+    known = heads.filter(pl.col("oracle_rel_l2").is_not_null())
+    means = known.group_by("policy").agg(pl.col(list(LEVELS)).cast(pl.Float64).mean())
+    tall = means.unpivot(index="policy", variable_name="part", value_name="error").drop_nulls("error")
+    return _worded(tall, LEVELS).sort("policy", "order").collect()
+
+
+WHOSE = {
+    "deployed": "the policy",
+    "oracle": "oracle by attention so far",
+    "oracle_interval": "oracle by attention since the last cut",
+}
+
+
+def returns(recurrence: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, part (a value of WHOSE), order, dormancy, spells, share: of the spells outside the full tier that lasted, those that ended by
+    a return; sums over contexts, layers and kv heads; sorted."""
+    sums = recurrence.group_by("policy", "dormancy", part="set").agg(pl.col("returns", "spells").sum())
+    found = sums.filter(pl.col("spells") > 0).with_columns(share=pl.col("returns") / pl.col("spells")).drop("returns")
+    return _worded(found, WHOSE).sort("policy", "dormancy", "order").collect()
+
+
+def _worded(frame: pl.LazyFrame, words: dict[str, str]) -> pl.LazyFrame:
+    order = {name: i for i, name in enumerate(words)}
+    return frame.with_columns(
+        order=pl.col("part").replace_strict(order, return_dtype=pl.Int8),
+        part=pl.col("part").replace_strict(words, return_dtype=pl.String),
     )
 
 

@@ -101,7 +101,7 @@ def test_neither_steps_nor_blocks_change_a_row(policy, monkeypatch):
         at = np.isin(whole[table]["step"].astype(int), [4, 11])
         for name, x in whole[table].items():
             assert all(equal(a, b) for a, b in zip(x[at], few[table][name], strict=True)), (table, name)
-            assert all(equal(a, b, 1e-6) for a, b in zip(sort(whole[table], x), sort(cut[table], cut[table][name]), strict=True))
+            assert all(equal(a, b, 1e-5) for a, b in zip(sort(whole[table], x), sort(cut[table], cut[table][name]), strict=True))
 
 
 def sort(table, x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -68,7 +70,7 @@ def test_counts_are_those_of_python_sets(events):
     found = counted(full, held)
     for i, dormancy in enumerate(DORMANCY):
         assert [int(getattr(found, name)[i]) for name in SUMS] == naive(full, held, dormancy)
-    pairs = list(zip(full, full[1:], strict=False))
+    pairs = list(itertools.pairwise(full))
     assert found.churn_full == pytest.approx(sum(1 - len(a & b) / len(a | b) if a | b else 0 for a, b in pairs))
 
 
