@@ -126,6 +126,12 @@ def replay_(args: argparse.Namespace) -> int:
     return DONE
 
 
+def calibrate_(args: argparse.Namespace) -> None:
+    from kvsim.replay.calibrate import calibrate
+
+    print(calibrate(args.trace, args.policy, args.out, layers=args.layers, requests=args.requests))
+
+
 def policies(args: argparse.Namespace) -> None:
     from kvsim.policies.names import names
 
@@ -246,6 +252,14 @@ def _replay_options(p: argparse.ArgumentParser) -> None:
     _policy_file(p)
 
 
+def _calibrate_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("trace", metavar="TRACE", help="not the one to be replayed")
+    p.add_argument("-p", "--policy", required=True, metavar="POLICY", help='what it is for, for example "kvquant(bits=3)"')
+    p.add_argument("-o", "--out", required=True, metavar="FILE", help="a new file")
+    for name in ("layers", "requests"):
+        p.add_argument(f"--{name}", type=_numbers, metavar="LIST", help=f"only these {name}: 0,3 or 4-9, ends included")
+
+
 def _policies_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("name", nargs="?", metavar="NAME")
     p.add_argument("--presets", action="store_true", help="official defaults with their sources")
@@ -271,6 +285,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
     ("trace", "check"): ("sizes, hashes, positions and values of a trace", trace_check, _trace_options),
     ("trace", "synth"): ("write a seeded synthetic trace with a known answer", trace_synth, _synth_options),
     ("replay",): ("replay policies on a trace", replay_, _replay_options),
+    ("calibrate",): ("learn what a codec needs beforehand from another trace", calibrate_, _calibrate_options),
     ("policies",): ("what exists: paper, needs, parameters, presets", policies, _policies_options),
     ("report",): ("one self-contained page of one or several runs", report_, _report_options),
 }

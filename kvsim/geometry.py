@@ -32,6 +32,7 @@ ALL_LAYERS = Need("all_layers", "--layers all")
 PREFILL_MASS = Need("prefill_mass", "--prefill-mass")
 K_PRE = Need("k_pre", "--k-pre")
 WO_NORM = Need("wo_norm", "--wo-norm")
+KEY_NORM = Need("key_norm")
 
 
 def Window(rows: int) -> Need:
@@ -86,6 +87,13 @@ class Layer:
 
     def rotate(self, keys: NDArray[np.float64], pos: NDArray[np.int64]) -> NDArray[np.float64]:
         """Pre-RoPE keys [n, d] at positions [n] -> keys as attention sees them; angles in float64. Raises WrongUse (rope_problem)."""
+        return self._turned(keys, pos, back=False)
+
+    def rotated_back(self, keys: NDArray[np.float64], pos: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Keys [n, d] as attention sees them at positions [n] -> before RoPE; the inverse of `rotate`."""
+        return self._turned(keys, pos, back=True)
+
+    def _turned(self, keys: NDArray[np.float64], pos: NDArray[np.int64], back: bool) -> NDArray[np.float64]:
         if self.rope is None:
             return keys
         if problem := rope_problem(self.rope):
@@ -97,6 +105,8 @@ class Layer:
         angle = np.asarray(pos)[:, None] * float(spec["theta"]) ** (-np.arange(0, d, 2) / d)
         magnitude = spec.get("magnitude") or 1.0
         c, s = np.cos(angle) * magnitude, np.sin(angle) * magnitude
+        if back:
+            c, s = c / magnitude**2, -s / magnitude**2
         a, b, out = keys[:, : d // 2], keys[:, d // 2 : d], keys.copy()
         out[:, : d // 2], out[:, d // 2 : d] = a * c - b * s, b * c + a * s
         return out

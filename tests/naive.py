@@ -33,6 +33,12 @@ def minmax_roundtrip(x, bits):
     return [zero + step * code for code in codes]
 
 
+def nearest_e4m3(x):
+    """The nearest 8-bit float, past the largest the largest; of two as near the one of even code."""
+    numbers = [(e4m3(code), code) for code in range(128) if math.isfinite(e4m3(code))]
+    return math.copysign(min(numbers, key=lambda n: (abs(n[0] - abs(x)), n[1] % 2))[0], x)
+
+
 def turned(x, basis):
     """x [d] in the columns of basis [d, d], added up one dimension of x after the other."""
     out = []
@@ -99,13 +105,28 @@ def attend(true, own, values, own_values, lse, sink):
     return dense, e, e @ own_values, f @ values, e @ values
 
 
-def tally(flags, union, page_of, key_group, value_group):
-    """What one step read: rows, keys full and coded, values full and coded, key and value groups touched."""
-    alive, key_coded, value_coded = 1, 2, 4
+def tally(flags, union, page_of, keys, values):
+    """What one step's bill rests on, in the order of kernels.sparse. keys, values: per slot (group, bits, own metadata, the group's,
+    nominal bits) of its coded form."""
+    alive, key_coded, value_coded, key_kept, value_kept = 1, 2, 4, 32, 64
     slots = [s for s in range(len(flags)) if flags[s] & alive and union[page_of[s]]]
-    keys, values = [s for s in slots if flags[s] & key_coded], [s for s in slots if flags[s] & value_coded]
-    groups = len({key_group[s] for s in keys}), len({value_group[s] for s in values})
-    return [len(slots), len(slots) - len(keys), len(keys), len(slots) - len(values), len(values), *groups]
+
+    def those(bit):
+        return [s for s in slots if flags[s] & bit]
+
+    def bits(of, cost):
+        return sum(cost[s][1] for s in of)
+
+    def meta(of, cost):
+        return sum(cost[s][2] for s in of) + sum({cost[s][0]: cost[s][3] for s in of}.values())
+
+    k, v, kk, vk = map(those, (key_coded, value_coded, key_kept, value_kept))
+    return [
+        len(slots), len(slots) - len(k), len(k), len(slots) - len(v), len(v), len(kk), len(vk),
+        bits(k, keys), bits(v, values), meta(k, keys) + meta(v, values),
+        bits(kk, keys), bits(vk, values), meta(kk, keys) + meta(vk, values),
+        sum(keys[s][4] for s in k) + sum(values[s][4] for s in v),
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ order

@@ -18,10 +18,17 @@ from kvsim.units import pages, tokens
 
 SHIPPED = {
     "adakv": "adakv(hold=tokens(20), window=5)",
+    "criticalkv": "criticalkv(hold=tokens(20), window=5)",
+    "defensivekv": "defensivekv(hold=tokens(20), window=5)",
     "everything": "everything()",
+    "fp8": "fp8(residual=3)",
     "full": "full()",
     "h2o": "h2o(hold=tokens(18), sinks=1, decay=0.9)",
     "kivi": "kivi(group=2, residual=8)",
+    "knorm": "knorm(hold=tokens(15))",
+    "oracle_keep": "oracle_keep(hold=tokens(15))",
+    "pools": "pools(hold=tokens(18), sinks=1, recent=5)",
+    "random_keep": "random_keep(hold=tokens(15), seed=3)",
     "oracle": "oracle(read=pages(2), page=4)",
     "pyramidkv": "pyramidkv(hold=tokens(24), window=5)",
     "qevict": "qevict(hold=share(0.6), sinks=2, window=4, period=3, recent=tokens(6))",
@@ -31,6 +38,7 @@ SHIPPED = {
     "snapkv": "snapkv(hold=tokens(20), window=5)",
     "streaming_llm": "streaming_llm(sinks=2, hold=tokens(17))",
     "tova": "tova(hold=tokens(15))",
+    "zipcache": "zipcache(period=4, window=8)",
 }
 CHAINS = [
     'h2o(hold=tokens(24), prefill="zeros") >> kivi(group=2, residual=4) >> quest(read=pages(3), page=4)',
@@ -39,6 +47,14 @@ CHAINS = [
     'quest(read=pages(3), page=3, heads="softmax_mean", tail="free", index=boxes(n=2, by="cluster"))',
     'oracle(read=share(0.2, of="total"), page=4, by="logit")',
     "adakv(hold=tokens(20), window=5) >> quest(read=exact(r=5), page=4)",
+    'criticalkv(hold=tokens(20), window=5, base="adakv")',
+    "criticalkv(hold=tokens(20), window=5, compat=True) >> kivi(group=2, residual=4)",
+    'criticalkv(hold=tokens(20), window=5, base="adakv", compat=True)',
+    "defensivekv(hold=tokens(20), window=5, compat=True)",
+    'defensivekv(hold=tokens(20), window=5, scope="model") >> quest(read=pages(3), page=4)',
+    'defensivekv(hold=tokens(20), window=5, scope="model", compat=True)',
+    'h2o(hold=tokens(18), norm="queries", prefill="zeros", decay=0.9)',
+    "random_keep(hold=share(0.5)) >> kivi(group=2, residual=4)",
 ]
 
 

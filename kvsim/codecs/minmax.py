@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.coded import Coded, padded_bits
 from kvsim.errors import WrongUse
 from kvsim.kernels.quantize import roundtrip
 
@@ -18,16 +19,25 @@ SCALE_BYTES = 4  # zero and step, fp16 each
 @dataclass(frozen=True)
 class minmax:
     """`axis` "tokens": one scale per channel over `group` tokens; "channels": per token over `group` channels, the last may
-    be short. group None: the whole axis. Raises WrongUse when a zero or a step does not fit fp16."""
+    be short. group None: the whole axis, all rows that are coded at once. pack: bits of the words that hold the codes of one group.
+    Raises WrongUse when a zero or a step does not fit fp16."""
 
     bits: int
     axis: str
     group: int | None = None
+    pack: int = 1
 
     @property
     def tokens(self) -> int:
-        """Rows that are encoded together."""
-        return (self.group or 1) if self.axis == "tokens" else 1
+        """Rows that are encoded together; 0: all that are coded at once."""
+        return (self.group or 0) if self.axis == "tokens" else 1
+
+    def encode(self, x: Floats) -> Coded:
+        """[m, rows, d] -> what is stored of it; rows of a layout but for the padding of words along tokens, which the group pays."""
+        _, rows, dim = x.shape
+        bits, scales = self.layout(dim)
+        padding = dim * (padded_bits(rows * self.bits, self.pack) - rows * self.bits) // 8 if self.axis == "tokens" else 0
+        return Coded.even(self.roundtrip(x), bits, group_meta=scales + padding)
 
     def roundtrip(self, x: Floats) -> Floats:
         """[m, rows, d], m groups of rows -> what a reader decodes, same shape."""
@@ -40,8 +50,11 @@ class minmax:
 
     def layout(self, dim: int) -> tuple[int, int]:
         """-> (bits of codes per row, bytes of zeros and steps per group of rows)."""
-        scales = dim if self.axis == "tokens" else -(-dim // (self.group or dim))
-        return dim * self.bits, SCALE_BYTES * scales
+        if self.axis == "tokens":
+            return dim * self.bits, SCALE_BYTES * dim
+        group = self.group or dim
+        words = [padded_bits(min(group, dim - c) * self.bits, self.pack) for c in range(0, dim, group)]
+        return sum(words), SCALE_BYTES * len(words)
 
     def _by_group(self, what: Callable[[Floats], Floats], x: Floats) -> Floats:
         if self.axis == "tokens":

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine import away
 from kvsim.engine.attend import Attended, Dense, Held, HeldTruth, page_stats
 from kvsim.engine.bank import Record
 from kvsim.engine.pages import CHUNK, Pages, pages_of
@@ -18,7 +19,7 @@ from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE
 from kvsim.kernels.order import ABSENT, RANKED, common, ranked
 from kvsim.kernels.sparse import ALIVE
-from kvsim.policies.protocol import Chain, Codecs, Read
+from kvsim.policies.protocol import Chain, Read
 from kvsim.policies.rules import Rule
 
 Columns = dict[str, Any]
@@ -30,51 +31,73 @@ NUMBER = 4  # bytes of a score, a page number or a partial sum on its way betwee
 def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked | None, record: Record | None) -> Columns:
     """Columns [N] of one kv head: tokens and bytes held after each step's cut, and read in the step."""
     src, lay, read = block.source, block.source.layer, chain.part("read")
-    codecs: Codecs | None = (chain.part("store") or chain.part("keep")).codecs
+    codecs = chain.codecs
     pages = picked.pages if picked else pages_of(held.pos, CHUNK)
     union = picked.chosen.any(1) if picked else pages.rows(held.flags) > 0
-    was_read, kept = (
-        _tally(block, held, held.flags, pages, union, record),
-        _tally(block, held, held.after, pages, pages.rows(held.after) > 0, record),
-    )
+
+    def tallies(place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What was read and what is kept at one place (engine.away)."""
+        live = away.at(held.after, held.where_after, place)
+        return (
+            _tally(block, held, away.at(held.flags, held.where, place), pages, union, record),
+            _tally(block, held, live, pages, pages.rows(live) > 0, record),
+        )
+
+    was_read, kept = tallies(0)
     visible, alive = block.t + 1 - block.first, (held.flags & ALIVE).sum(1)
-    read_bytes, meta_bytes = row_bytes(src, codecs, was_read)
-    resident, meta_resident = row_bytes(src, codecs, kept)
+    once = np.zeros(2, np.int64) if record is None or record.once is None else record.once[:, block.head]
+    (read_bytes, meta_bytes), (resident, meta_resident) = (row_bytes(src, once, counts) for counts in (was_read, kept))
     copies = kept[:, sparse.KEYS_CODED] + kept[:, sparse.KEYS_KEPT] if codecs and codecs.shadow else np.zeros(len(kept), np.int64)
+    off, fetched = away.tokens(held.after, held.where_after), np.zeros(len(kept), np.int64)
+    out: Columns = {"host_resident_bytes": copies * lay.row_bytes}
+    for name, place in away.PLACES if held.where is not None else ():
+        there, lies = tallies(place)
+        fetched = fetched + there[:, sparse.ROWS_READ]
+        out[f"{name}_read_bytes"] = sum(row_bytes(src, once, there))
+        out[f"{name}_resident_bytes"] = sum(row_bytes(src, once, lies), out.get(f"{name}_resident_bytes", 0))
     wish: Read = asked.part("read")  # also where the layer is read whole by rule
     stated = None if isinstance(wish.read, Rule) else wish.read
     none = np.zeros(len(block.t), np.int64)
     page_bytes = 0 if read.page is None else page_rows(read) * lay.row_bytes
-    scanned, once = picked.scanned if picked else none, once_bytes(read, src)
-    live_pages = (pages_of(held.pos, read.page).rows(held.after) > 0).sum(1) if read.page is not None else none
-    out: Columns = {
+    scanned, index_once = picked.scanned if picked else none, once_bytes(read, src)
+    live_pages = on_device = none
+    if read.page is not None:
+        table = pages_of(held.pos, read.page)
+        live_pages = (table.rows(held.after) > 0).sum(1)
+        on_device = (table.rows(away.at(held.after, held.where_after)) > 0).sum(1)
+    out |= {
         "pos": block.t,
         "visible_tokens": visible,
         "held_tokens": kept[:, sparse.ROWS_READ],
         "quant_tokens": kept[:, sparse.KEYS_CODED],
         "full_tokens": kept[:, sparse.KEYS_FULL],
-        "evicted_tokens": visible - kept[:, sparse.ROWS_READ],
+        "evicted_tokens": visible - kept[:, sparse.ROWS_READ] - off,
         "asked": None if stated is None else float(getattr(stated, "n", getattr(stated, "x", np.nan))),
         "asked_unit": None if stated is None else type(stated).__name__,
-        "read_tokens": was_read[:, sparse.ROWS_READ],
+        "read_tokens": was_read[:, sparse.ROWS_READ] + fetched,
         "read_pages": picked.chosen.any(1).sum(1) if picked else None,
         "read_runs": _runs(picked) if picked else None,
         "page_bytes": picked.chosen.any(1).sum(1) * page_bytes if picked else None,
-        "resident_page_bytes": live_pages * page_bytes if read.page is not None else None,
+        "resident_page_bytes": on_device * page_bytes if read.page is not None else None,
         "resident_bytes": resident,
-        "meta_resident_bytes": meta_resident + kept_bytes(src, codecs, kept),
-        "host_tokens": copies,
-        "host_resident_bytes": copies * lay.row_bytes,
-        "index_resident_bytes": live_pages * index_bytes(read, src) + once,
+        "meta_resident_bytes": meta_resident + kept_bytes(kept),
+        "host_tokens": copies + off,
+        "index_resident_bytes": live_pages * index_bytes(read, src) + index_once,
         "read_bytes": read_bytes,
         "meta_bytes": meta_bytes,
-        "index_bytes": scanned * index_bytes(read, src) + (scanned > 0) * once,
-        "score_bytes": 2 * lay.group * alive * 4 if ATTENTION in chain.part("keep").needs else none,
+        "index_bytes": scanned * index_bytes(read, src) + (scanned > 0) * index_once,
+        "score_bytes": 2 * lay.group * alive * 4 * _looked_at(chain, src.steps[block.index]),
         "write_bytes": none + lay.row_bytes + index_bytes(read, src),
     }
     if wish.shards is not None and wish.shards.n > 1:
         partial = lay.group * (lay.value_dim + 2) * NUMBER  # of every shard: a maximum, a sum and an output for each query head
         out["collective_bytes"] = (picked.sent if picked else 0) * 2 * NUMBER + wish.shards.n * partial
+    if codecs:
+        out |= {
+            "coded_numbers": kept[:, sparse.KEYS_CODED] * lay.key_dim + kept[:, sparse.VALUES_CODED] * lay.value_dim,
+            "coded_nominal_bits": kept[:, sparse.NOMINAL_BITS],
+            "coded_bytes": code_bytes(kept) + meta_resident,
+        }
     if record is not None:
         out["write_bytes"] = out["write_bytes"] + record.coded_bytes[block.index, block.head]
         moved = record.moved[block.index, block.head]
@@ -86,40 +109,37 @@ def _tally(
     block: Dense, held: Held, flags: NDArray[np.uint8], pages: Pages, union: Any, record: Record | None
 ) -> NDArray[np.int64]:
     counts = np.zeros((len(flags), sparse.COUNTS), np.int64)
-    groups = np.zeros((2, len(held.pos)), np.int64)
-    if record is not None and record.key_group is not None and record.value_group is not None:
-        groups = np.stack([record.key_group[block.head, held.pos], record.value_group[block.head, held.pos]])
-    sparse.tally(flags, pages.start, union, groups[0], groups[1], counts)
+    keys = values = np.zeros((sparse.COSTS, len(held.pos)), np.int64)
+    if record is not None and record.cost:
+        keys, values = (np.ascontiguousarray(record.cost[side][:, block.head, held.pos]) for side in "kv")
+    sparse.tally(flags, pages.start, union, keys, values, counts)
     return counts
 
 
-def row_bytes(source: Source, codecs: Codecs | None, counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """counts i64[N, COUNTS] (kernels.sparse) -> (bytes of rows and codes, of scales and zeros); a group touched is paid whole."""
+def row_bytes(source: Source, once: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """counts i64[N, COUNTS] (kernels.sparse) -> (bytes of rows and codes, of scales and zeros); a group touched is paid whole, and once[2]
+    with the first coded key and value."""
     lay = source.layer
     rows = counts[:, sparse.KEYS_FULL] * lay.key_bytes + counts[:, sparse.VALUES_FULL] * lay.value_bytes
-    meta = np.zeros_like(rows)
-    if codecs:
-        for codec, dim, coded, groups in (
-            (codecs.k, lay.key_dim, sparse.KEYS_CODED, sparse.KEY_GROUPS),
-            (codecs.v, lay.value_dim, sparse.VALUES_CODED, sparse.VALUE_GROUPS),
-        ):
-            if codec:
-                bits, per_group = codec.layout(dim)
-                rows, meta = rows + counts[:, coded] * bits // 8, meta + counts[:, groups] * per_group
-    return rows, meta
+    tables = (counts[:, [sparse.KEYS_CODED, sparse.VALUES_CODED]] > 0) @ once
+    return rows + code_bytes(counts), counts[:, sparse.META_BYTES] + tables
 
 
-def kept_bytes(source: Source, codecs: Codecs | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def code_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """i64[N]: bytes of the codes of coded rows, each side's bits rounded down to bytes."""
+    return counts[:, sparse.KEY_BITS] // 8 + counts[:, sparse.VALUE_BITS] // 8
+
+
+def kept_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """i64[N]: codes, scales and zeros that are kept beside exact rows."""
-    lay, out = source.layer, np.zeros(len(counts), np.int64)
-    for codec, dim, kept, groups in (
-        (codecs and codecs.k, lay.key_dim, sparse.KEYS_KEPT, sparse.KEPT_KEY_GROUPS),
-        (codecs and codecs.v, lay.value_dim, sparse.VALUES_KEPT, sparse.KEPT_VALUE_GROUPS),
-    ):
-        if codec:
-            bits, per_group = codec.layout(dim)
-            out = out + counts[:, kept] * bits // 8 + counts[:, groups] * per_group
-    return out
+    codes = counts[:, sparse.KEPT_KEY_BITS] // 8 + counts[:, sparse.KEPT_VALUE_BITS] // 8
+    return codes + counts[:, sparse.KEPT_META_BYTES]
+
+
+def _looked_at(chain: Chain, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool[N]: steps whose probabilities a part of the chain looks at."""
+    watching = [part for part in chain.parts if ATTENTION in part.needs]
+    return np.array([any(part.looks(step) for part in watching) for step in steps.tolist()])
 
 
 def index_bytes(read: Read, source: Source) -> int:
@@ -159,6 +179,7 @@ def heads(
     recall = sums[:, sparse.MASS]
     kept = _held_mass(block, held, picked, got)
     seen = 1 - block.sink_mass
+    fetched = away.mass(block, held, picked)
     far, far_read = block.far_mass, np.minimum(sums[:, sparse.FAR], block.far_mass)
     missed = np.maximum(seen - recall, 0)
     out: Columns = {
@@ -168,7 +189,8 @@ def heads(
         "mass_evicted": 0.0 if held.whole else np.maximum(seen - kept, 0),
         "mass_unread": np.maximum((seen if held.whole else kept) - recall, 0),
         "learned_sink_mass": block.sink_mass,
-        "mass_quant": sums[:, sparse.CODED_MASS],
+        "mass_quant": np.maximum(sums[:, sparse.CODED_MASS] - fetched, 0),
+        "mass_host": fetched,
         "far_mass": far,
         "far_recall": np.divide(far_read, far, out=np.full(len(far), np.nan), where=far >= LEAST_MASS),
         "rel_l2": relative(got.out, block.out),

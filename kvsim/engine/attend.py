@@ -153,13 +153,16 @@ def page_stats(dots: Any, flags: Any, every: Any, start: Ints, block: Dense) -> 
 @dataclass
 class Held:
     """What one kv head held in a block: slots pos i64[n]; flags u8[N, n] at the attention of each step, after u8[N, n] once its cut was
-    made; dots f32[n, R]. whole: nothing was ever dropped or coded."""
+    made; where, where_after u8[N, n] likewise (engine.away; None when all rows are on the device); dots f32[n, R]. whole: nothing was
+    ever dropped or coded."""
 
     pos: Ints
     flags: NDArray[np.uint8]
     after: NDArray[np.uint8]
     dots: NDArray[np.float32]
     whole: bool
+    where: NDArray[np.uint8] | None = None
+    where_after: NDArray[np.uint8] | None = None
 
     @cached_property
     def every(self) -> NDArray[np.uint8]:
@@ -172,6 +175,8 @@ class Past:
     def __init__(self, source: Source, record: Record | None, head: int):
         self.source, self.record, self.head, self.done = source, record, head, 0
         self.now = None if record is None else record.start[head].copy()
+        self.where = None if record is None or not record.away else np.zeros(source.request.total, np.uint8)
+        self._moves(-1)
 
     def held(self, block: Dense) -> Held:
         """The slots of a block: all visible positions without a record, else those that live at one of its steps."""
@@ -181,18 +186,25 @@ class Past:
             return Held(np.arange(total), flags, flags, block.dots[:total], True)
         lo, hi = int(block.first.min()), int(block.t.max()) + 1
         flags, after = np.empty((2, len(block.t), hi - lo), np.uint8)
+        where = None if self.where is None else np.empty((2, len(block.t), hi - lo), np.uint8)
         for i, at in enumerate(block.index):
             for step in range(self.done, at):
                 self._pass(step)
             flags[i] = self.now[lo:hi]
+            if where is not None and self.where is not None:
+                where[0, i] = self.where[lo:hi]
             self._pass(int(at))
             after[i], self.done = self.now[lo:hi], int(at) + 1
+            if where is not None and self.where is not None:
+                where[1, i] = self.where[lo:hi]
         visible = block.flags[:, lo:hi]
         flags *= visible
         after *= visible
         keep = np.flatnonzero(flags.any(0))
         pos = keep + lo
-        return Held(pos, np.ascontiguousarray(flags[:, keep]), np.ascontiguousarray(after[:, keep]), block.dots[pos], False)
+        flags, after = np.ascontiguousarray(flags[:, keep]), np.ascontiguousarray(after[:, keep])
+        places = () if where is None else np.ascontiguousarray(where[:, :, keep])
+        return Held(pos, flags, after, block.dots[pos], False, *places)
 
     def _pass(self, step: int) -> None:
         assert self.record is not None
@@ -200,6 +212,14 @@ class Past:
         for h, pos, flags in self.record.changes[step]:
             if h == self.head:
                 self.now[pos] = flags
+        self._moves(step)
+
+    def _moves(self, step: int) -> None:
+        if self.record is None or self.where is None:
+            return
+        for h, pos, where in self.record.away.get(step, ()):
+            if h == self.head:
+                self.where[pos] = where
 
 
 @dataclass
@@ -226,20 +246,25 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     all_read = (everything & exact_now[:, None]).ravel()
     chosen = chosen & ~all_read.reshape(n, group)[..., None]
     sums, out = np.zeros((rows, 6)), np.empty((rows, src.layer.value_dim))
-    blurred, values, dim = held.dots, src.whole("v", block.head), src.layer.value_dim
-    blurred_values = values
-    if record is not None and coded:
-        blurred = decoded_dots(block, held, record)
-        blurred_values = record.decoded.get("v", values[None])[block.head if "v" in record.decoded else 0]
+    values, dim = src.whole("v", block.head), src.layer.value_dim
     exact, mixed = np.empty((rows if coded else 0, dim)), np.empty((rows if coded else 0, dim))
     marks = np.zeros(src.request.total, np.uint8)
     marks[: src.request.total] = src.request.evidence_mask()
     far = np.stack(block.far_range, 1)
     if not all_read.all():
-        sparse.attend(
-            held.dots, blurred, values, blurred_values, held.pos, held.flags, marks[held.pos], far, pages.start, chosen,
-            np.float32(src.unit), np.float32(src.cap), block.lse, block.sink, sums, out, exact, mixed,
-        )  # fmt: skip
+        for steps in record.versions(block.head, block.index) if record is not None and coded else [slice(0, n)]:
+            part = slice(steps.start * group, steps.stop * group)
+            dots, blurred, blurred_values = held.dots, held.dots, values
+            if record is not None and coded:
+                at = int(block.index[steps.start])
+                blurred = decoded_dots(block, held, record, at)
+                blurred_values = record.decoded_at("v", block.head, at) if "v" in record.decoded else values
+            if steps != slice(0, n):
+                dots, blurred = (np.ascontiguousarray(x[:, part]) for x in (dots, blurred))
+            sparse.attend(
+                dots, blurred, values, blurred_values, held.pos, held.flags[steps], marks[held.pos], far[steps], pages.start, chosen[steps],
+                np.float32(src.unit), np.float32(src.cap), block.lse[part], block.sink[part], sums[part], out[part], exact[part], mixed[part],
+            )  # fmt: skip
     if all_read.any():
         for mine in (out, exact, mixed) if coded else (out,):
             mine[all_read] = block.out[all_read]
@@ -250,11 +275,11 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     return Attended(sums, out, exact if coded else None, mixed if coded else None, all_read)
 
 
-def decoded_dots(block: Dense, held: Held, record: Record) -> NDArray[np.float32]:
-    """f32[n, R]: dot products with the decoded keys, where any step sees one."""
+def decoded_dots(block: Dense, held: Held, record: Record, at: int) -> NDArray[np.float32]:
+    """f32[n, R]: dot products with the keys as codes decode at the step at place `at`, where any step sees one."""
     if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
         return held.dots
-    return _tiled_dots(block, record.decoded["k"][block.head])[held.pos]
+    return _tiled_dots(block, record.decoded_at("k", block.head, at))[held.pos]
 
 
 def _tiled_dots(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:

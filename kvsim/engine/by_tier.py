@@ -30,30 +30,19 @@ def ends(chain: Chain) -> tuple[int, int]:
 
 
 def classes(held: Held, t: NDArray[np.int64], sinks: int, recent: int) -> NDArray[np.uint8]:
-    """u8[N, n]: the class of every slot at every step. What is coded is coded wherever it stands; of the rest a sink is a sink, though it be
-    recent."""
+    """u8[N, n]: the class of every slot at every step. What is coded or on the host is that wherever it stands; of the rest a sink is a sink,
+    though it be recent."""
     out = np.where(held.pos > t[:, None] - recent, RECENT, FULL)
     out = np.where(held.pos < sinks, SINKS, out)
-    return np.where(held.flags & KEY_CODED, CODED, out).astype(np.uint8)
+    out = np.where(held.flags & KEY_CODED, CODED, out)
+    return np.where(held.where > 0, HOST, out).astype(np.uint8) if held.where is not None else out.astype(np.uint8)
 
 
-def by_tier(chain: Chain, block: Dense, held: Held, picked: Picked | None, record: Record | None) -> dict[str, Any]:
+def by_tier(chain: Chain, block: Dense, held: Held, picked: Picked | None, record: Record) -> dict[str, Any]:
     """Columns [N * G] of the by_tier table. held_CLASS, read_CLASS: dense probability on tokens held, on tokens read; own_CLASS: own
     probability; without_CLASS: relative L2 error of the output when the class is left out of what was read (null where none of it was)."""
-    src, rows, dim = block.source, block.rows, block.source.layer.value_dim
-    pages = picked.pages if picked else pages_of(held.pos, CHUNK)
-    chosen = picked.chosen if picked else np.repeat((pages.rows(held.flags) > 0)[:, None], block.group, 1)
-    values = src.whole("v", block.head)
-    blurred, blurred_values = held.dots, values
-    if record is not None and record.key_group is not None:
-        blurred = decoded_dots(block, held, record)
-        blurred_values = record.decoded["v"][block.head] if "v" in record.decoded else values
     sinks, recent = ends(chain)
-    sums, out, rest = np.zeros((rows, len(CLASSES), 3)), np.zeros((rows, len(CLASSES), dim)), np.empty(rows)
-    split(
-        held.dots, blurred, values, blurred_values, held.pos, held.flags, classes(held, block.t, sinks, recent), pages.of_slots(), chosen,
-        np.float32(src.unit), np.float32(src.cap), block.lse, block.sink, sums, out, rest,
-    )  # fmt: skip
+    sums, out, rest = _split(block, held, picked, record, classes(held, block.t, sinks, recent))
     found: dict[str, Any] = {"sinks": sinks, "recent": recent}
     whole = sums[:, :, WEIGHT].sum(1) + rest
     for c, name in enumerate(CLASSES):
@@ -67,3 +56,25 @@ def by_tier(chain: Chain, block: Dense, held: Held, picked: Picked | None, recor
             f"without_{name}": np.where(sums[:, c, WEIGHT] > 0, relative(without, block.out), np.nan),
         }
     return found
+
+
+def _split(
+    block: Dense, held: Held, picked: Picked | None, record: Record, of: NDArray[np.uint8]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """What kernels.by_tier.split sums, over runs of steps in which codes decode to the same rows."""
+    src, group, n = block.source, block.group, len(block.t)
+    pages = picked.pages if picked else pages_of(held.pos, CHUNK)
+    chosen = picked.chosen if picked else np.repeat((pages.rows(held.flags) > 0)[:, None], group, 1)
+    values = src.whole("v", block.head)
+    shape = (block.rows, len(CLASSES))
+    sums, out, rest = np.zeros((*shape, 3)), np.zeros((*shape, src.layer.value_dim)), np.empty(block.rows)
+    for steps in record.versions(block.head, block.index) if record.key_group is not None else [slice(0, n)]:
+        part, at = slice(steps.start * group, steps.stop * group), int(block.index[steps.start])
+        blurred = decoded_dots(block, held, record, at)
+        blurred_values = record.decoded_at("v", block.head, at) if "v" in record.decoded else values
+        dots, blurred = (np.ascontiguousarray(x[:, part]) for x in (held.dots, blurred))
+        split(
+            dots, blurred, values, blurred_values, held.pos, held.flags[steps], of[steps], pages.of_slots(), chosen[steps],
+            np.float32(src.unit), np.float32(src.cap), block.lse[part], block.sink[part], sums[part], out[part], rest[part],
+        )  # fmt: skip
+    return sums, out, rest

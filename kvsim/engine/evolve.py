@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,90 +10,122 @@ from numpy.typing import NDArray
 
 from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
+from kvsim.engine.cuts import cuts_of
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
 from kvsim.engine.recurrence import note
-from kvsim.engine.source import Prefix, Source
+from kvsim.engine.source import Prefix, Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
 from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
-from kvsim.policies.protocol import CODED, FULL, GONE, Chain, Codecs, Ranking, Seen, Store
+from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking, Seen, State, Store
 
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
 
-def evolve(source: Source, chain: Chain, cuts: bool = False) -> Record | None:
-    """The record of every token's fate, or None when all stay and stay exact. cuts: the sets of every cut, too.
+def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None, sets: bool = False) -> Record | None:
+    """The record of every token's fate, or None when all stay and stay exact. limits i64[Hkv]: what the kv heads may hold after
+    prefill, where their budget was shared over layers (engine.model_scope). sets: write down those of every cut, too.
 
-    A keep with ATTENTION in its needs sees at every step the softmax over what its own read part loaded."""
-    keep, store, read = (chain.part(kind) for kind in ("keep", "store", "read"))
-    codecs: Codecs | None = (store or keep).codecs
+    A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
+    keep, read, codecs = chain.part("keep"), chain.part("read"), chain.codecs
+    store: Store | None = chain.part("store")
+    store = store if store and store.codecs else None
     if keep.hold is None and codecs is None:
         return None
-    lay, observes = source.layer, ATTENTION in keep.needs
-    bank = Bank(source, codecs)
-
-    def limit(t: int) -> int:
-        return allocate.hold_limit(keep, t + 1 - lay.first_visible(t), source.request, lay)
-
-    prompt = source.request.prompt
-    seen = bank.seen(-1, prompt - 1, limit(prompt - 1))
-    bank.state, ranking = keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
-    _place(bank, ranking, seen, store, -1, cuts)
+    lay, watching = source.layer, [part for part in (keep, store) if part and ATTENTION in part.needs]
+    bank, sight = Bank(source, codecs), Sight(source, keep.needs)
+    bank.record.sets = [] if sets else None
+    seen, bank.state, ranking = begin(source, keep, bank)
+    if store:
+        bank.store_state = store.start(Prefix(source, store.needs, type(store).__name__), seen)
+    _place(bank, ranking, seen if limits is None else replace(seen, limit=limits), keep, store, -1)
     block = max(1, OBSERVED_ROWS // lay.group)
-    watch = Watch(source, bank, read) if observes else None
-    last = prompt - 1
+    watch = Watch(source, bank, read) if watching else None
+    last = source.request.prompt - 1
     for i0 in range(0, len(source.steps), block):
         ts = source.t[i0 : i0 + block]
         room = int(ts[-1] - last) + block - len(ts)
         bank.compact(room)
-        if watch:
-            watch.begin(i0, ts, range(last + 1, int(ts[-1]) + 1))
+        look = [[part for part in watching if part.looks(step)] for step in source.steps[i0 : i0 + block].tolist()]
+        awake = watch if watch and (watch.readers or any(look)) else None  # pages are picked at every step, looked at or not
+        if awake:
+            awake.begin(i0, ts, range(last + 1, int(ts[-1]) + 1))
         for i, t in enumerate(ts.tolist(), i0):
             for new in range(last + 1, t + 1):
                 bank.append(new)
             last = t
-            a = watch.attention(i, t) if watch else None
-            seen = bank.seen(int(source.steps[i]), t, limit(t), a)
-            before = bank.flags() if watch and codecs else None
-            _place(bank, keep.step(bank.state, seen), seen, store, i, cuts)
-            if watch and before is not None:
-                watch.blurred(before)
+            looking = look[i - i0]
+            a = awake.attention(i, t) if awake and (awake.readers or looking) else None
+            seen = bank.seen(int(source.steps[i]), t, hold_limit(source, keep, t), a if keep in looking else None, sight, i)
+            before = bank.flags() if awake and codecs else None
+            _place(bank, keep.step(bank.state, seen), seen, keep, store, i, a if store in looking else None)
+            if awake and before is not None:
+                awake.blurred(before, i)
     return bank.record
 
 
-def _place(bank: Bank, ranking: Ranking | None, seen: Seen, store: Store | None, index: int, cuts: bool) -> None:
-    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded."""
+def begin(source: Source, keep: Any, bank: Bank) -> tuple[Seen, State, Ranking | None]:
+    """What a keep is shown at the end of the prompt, and what it makes of it."""
+    last = source.request.prompt - 1
+    seen = bank.seen(-1, last, hold_limit(source, keep, last), sight=Sight(source, keep.needs))
+    return seen, *keep.start(Prefix(source, keep.needs, type(keep).__name__), seen)
+
+
+def hold_limit(source: Source, keep: Any, t: int) -> int:
+    """Whole tokens per kv head that may be held after the step at position t."""
+    return allocate.hold_limit(keep, t + 1 - source.layer.first_visible(t), source.request, source.layer)
+
+
+def beyond(source: Source, keep: Any, t: int) -> dict[int, float]:
+    """Bytes per kv head that each tier outside the device may hold after the step at position t."""
+    lay = source.layer
+    visible = t + 1 - lay.first_visible(t)
+    return {tier: float(allocate.to_tokens(x, visible, source.request, lay) * lay.row_bytes) for tier, x in keep.beyond.items()}
+
+
+def _place(
+    bank: Bank,
+    ranking: Ranking | None,
+    seen: Seen,
+    keep: Any,
+    store: Store | None,
+    index: int,
+    a: NDArray[np.float64] | None = None,
+) -> None:
+    """plan -> placement: the keep says who stays (and, when it stores too, how full), the store what of it is coded. a: what it sees."""
     if ranking is not None:
         if type(ranking) is not Ranking:
             raise WrongUse(
                 f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
             )
-        tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank))
-        if cuts:
-            note(bank.record, ranking, seen, tier, index)
+        tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank), beyond(bank.source, keep, seen.t))
+        note(bank.record, ranking, seen, tier, index)
+        if ranking.unit is not None:
+            bank.record.cuts += cuts_of(ranking, seen.valid, bank.tiers(), tier, index)
         if store:
             bank.apply(np.where(tier, seen.k, GONE), np.where(tier, seen.v, GONE), index)
         else:
             bank.apply(tier, tier, index)
     if store:
-        after = bank.seen(seen.step, seen.t, int(seen.limit[0]))
-        keys, values = store.place(after)
-        bank.apply(
-            np.where(keys, np.minimum(after.k, CODED), after.k), np.where(values, np.minimum(after.v, CODED), after.v), index
-        )
+        after = replace(bank.seen(seen.step, seen.t, seen.limit, a), state=bank.store_state)
+        keys, values = (np.asarray(x).astype(np.uint8) for x in store.place(after))
+        k, v = (np.where(x, np.minimum(tier, CODED), tier) for x, tier in ((keys, after.k), (values, after.v)))
+        bank.apply(k, v, index, (keys, values))
 
 
 def row_cost(bank: Bank) -> dict[int, float]:
-    """Bytes of one row of one kv head by tier; a coded row with its part of its group's scales."""
+    """Bytes of one row of one kv head by tier; a coded row with its part of its group's scales, where all coded rows cost the same."""
     lay, cost = bank.source.layer, {FULL: float(bank.source.layer.row_bytes)}
-    if bank.codecs:
+    if bank.codecs and all(codec is None or hasattr(codec, "layout") for codec in (bank.codecs.k, bank.codecs.v)):
         cost[CODED] = 0.0
-        for codec, dim, exact in ((bank.codecs.k, lay.key_dim, lay.key_bytes), (bank.codecs.v, lay.value_dim, lay.value_bytes)):
+        sides: Any = ((bank.codecs.k, lay.key_dim, lay.key_bytes), (bank.codecs.v, lay.value_dim, lay.value_bytes))
+        for codec, dim, exact in sides:
             bits, meta = codec.layout(dim) if codec else (8 * exact, 0)
-            cost[CODED] += bits / 8 + (meta / codec.tokens if codec else 0)
+            cost[CODED] += bits / 8 + (meta / (codec.tokens or 1) if codec else 0)
+        cost[HOST] = cost[SSD] = cost[CODED]
     return cost
 
 
@@ -131,17 +164,21 @@ class Watch:
         for r in range(0, self.q.shape[1], OBSERVED_ROWS):
             self.dots[h, r : r + OBSERVED_ROWS, x : x + TILE] = self.q[h, r : r + OBSERVED_ROWS] @ self.keys[h, x : x + TILE].T
 
-    def blurred(self, before: NDArray[np.uint8]) -> None:
-        """Keys that were just coded are seen decoded from the next step on."""
+    def blurred(self, before: NDArray[np.uint8], index: int) -> None:
+        """Keys that were just coded, after the step at place `index`, are seen decoded from the next step on."""
         now = self.bank.flags()
+        again = [x for x in self.bank.record.recoded if x.index == index and x.side == "k"]
         for h in range(len(now)):
-            new = np.flatnonzero((now[h] ^ before[h]) & KEY_BLUR & -(now[h] & ALIVE))
+            changed = ((now[h] ^ before[h]) & KEY_BLUR & -(now[h] & ALIVE)) > 0
+            for x in again:
+                changed |= (x.head == h) & np.isin(self.bank.pos[h, : self.bank.n], x.pos)
+            new = np.flatnonzero(changed)
             for s in new:
                 name = self.bank.record.decoded["k"][h] if now[h, s] & KEY_BLUR else None
                 pos = self.bank.pos[h, s]
                 self.keys[h, s] = name[pos] if name is not None else self.source.rows("k", h, pos[None])[0]
-            for x in sorted({int(s) // TILE * TILE for s in new}):
-                self._tile(h, x)
+            for start in sorted({int(s) // TILE * TILE for s in new}):
+                self._tile(h, start)
 
     def attention(self, i: int, t: int) -> NDArray[np.float64]:
         """f64[Hkv, G, width] of the i-th captured step, 0 where not read."""

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.coded import levels
+from kvsim.engine.away import ON_HOST, ON_SSD
 from kvsim.engine.bank import Record
+from kvsim.engine.cuts import window_events
 from kvsim.engine.source import Source
 from kvsim.kernels.sparse import ALIVE, KEY_CODED, KEY_KEPT
 from kvsim.policies.protocol import Codecs
 
-CODES_BESIDE, HOST_COPY = 4, 8
+CODES_BESIDE, HOST_COPY, SSD_COPY = 4, 8, 16
 
 
 def tiers_and_events(
@@ -22,33 +25,61 @@ def tiers_and_events(
 
     A tiers row holds runs of equal tier: the whole prompt at step -1, then only the positions whose tier changed at the step."""
     prompt = source.request.prompt
+    windows = window_events([x for x in record.cuts if x.head == head])
+    where = np.zeros(source.request.total, np.uint8)
     now = record.start[head].copy()
     first, last = source.layer.first_visible(prompt - 1), prompt - 1
     whole = np.arange(first, prompt)
-    tiers = [{"step": -1, "runs": runs(whole, _tier(codecs, now[whole]))}]
+    _moved(record, head, -1, where)
+    tiers = [
+        {
+            "step": -1,
+            "runs": runs(whole, _tier(codecs, now[whole], where[whole]), _level(record, codecs, head, whole, now[whole])),
+        }
+    ]
     before = np.full(len(whole), ALIVE, np.uint8)
-    events = [_event(-1, before, now[whole], len(whole), 0)]
+    events = [_event(-1, before, now[whole], len(whole), 0) | windows.get(-1, {})]
     full = int(_exact(now[whole]).sum())
     for i, (step, t) in enumerate(zip(source.steps.tolist(), source.t.tolist(), strict=True)):
         pos, flags = _latest([(pos, flags) for h, pos, flags in record.changes[i] if h == head])
-        if len(pos):
-            tiers.append({"step": step, "runs": runs(pos, _tier(codecs, flags))})
+        moved = _moved(record, head, i, where)
+        if len(pos) or len(moved):
+            named = np.union1d(pos, moved)
+            then = now[named]
+            then[np.searchsorted(named, pos)] = flags
+            level = _level(record, codecs, head, named, then)
+            tiers.append({"step": step, "runs": runs(named, _tier(codecs, then, where[named]), level)})
         seen = source.layer.first_visible(t)
         full -= int(_exact(now[first:seen]).sum())  # those that left a sliding window; now: exact tokens that existed before
         old = (pos >= seen) & (pos <= last)
-        events.append(_event(step, now[pos], flags, full, t - last, old))
+        aged = 0 if windows else t - last
+        counts = _event(step, now[pos], flags, full, aged, old) | {"requantised": int(record.requantised[i, head])}
+        events.append(counts | windows.get(i, {}))
         full += t - last + int(_exact(flags).sum()) - int(_exact(now[pos]).sum())
         now[pos], first, last = flags, seen, t
     return tiers, events
 
 
-def runs(pos: NDArray[np.int64], tier: NDArray[np.int64]) -> list[dict[str, int]]:
-    """Neighbouring positions of equal tier as half-open ranges; pos ascending."""
+def runs(pos: NDArray[np.int64], tier: NDArray[np.int64], level: NDArray[np.uint8] | None = None) -> list[dict[str, int | None]]:
+    """Neighbouring positions of equal tier and level (0: none) as half-open ranges; pos ascending."""
     if not len(pos):
         return []
-    cut = np.flatnonzero((np.diff(pos, prepend=pos[0]) > 1) | (np.diff(tier, prepend=tier[0]) != 0))
-    start, stop = np.append(0, cut), np.append(cut, len(pos))
-    return [{"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a])} for a, b in zip(start, stop, strict=True)]
+    level = np.zeros(len(pos), np.uint8) if level is None else level
+    edge = (np.diff(pos, prepend=pos[0]) > 1) | (np.diff(tier, prepend=tier[0]) != 0) | (np.diff(level, prepend=level[0]) != 0)
+    start = np.append(0, np.flatnonzero(edge))
+    return [
+        {"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a]), "level": int(level[a]) or None}
+        for a, b in zip(start, np.append(start[1:], len(pos)), strict=True)
+    ]
+
+
+def _level(
+    record: Record, codecs: Codecs | None, head: int, pos: NDArray[np.int64], flags: NDArray[np.uint8]
+) -> NDArray[np.uint8] | None:
+    """Which of several widths the keys of rows are coded in, 0: in none."""
+    if codecs is None or record.level is None or len(levels(codecs.k)) < 2:
+        return None
+    return np.where(flags & KEY_CODED, record.level[head, pos], 0).astype(np.uint8)
 
 
 def _latest(changes: list[tuple[NDArray[np.int64], NDArray[np.uint8]]]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
@@ -65,13 +96,23 @@ def _exact(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return (flags & (ALIVE | KEY_CODED)) == ALIVE
 
 
-def _tier(codecs: Codecs | None, flags: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """0 gone, 1 coded, 2 full, by keys; +4 codes kept beside, +8 host copy."""
+def _moved(record: Record, head: int, index: int, where: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Carries the moves between places after a step into `where`; their positions, ascending."""
+    mine = [(pos, to) for h, pos, to in record.away.get(index, ()) if h == head]
+    for pos, to in mine:
+        where[pos] = to
+    return np.concatenate([np.zeros(0, np.int64), *(pos for pos, _ in mine)])
+
+
+def _tier(codecs: Codecs | None, flags: NDArray[np.uint8], where: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """0 not on the device, 1 coded, 2 full, by keys; +4 codes kept beside, +8 on the host, +16 on SSD."""
     alive, coded = (flags & ALIVE) > 0, (flags & KEY_CODED) > 0
-    tier = np.where(alive, np.where(coded, 1, 2), 0)
+    tier = np.where(alive & (where == 0), np.where(coded, 1, 2), 0)
     kept = (flags & KEY_KEPT) > 0
     copied = (coded | kept) & (codecs is not None and codecs.shadow)
-    return tier + np.where(kept, CODES_BESIDE, 0) + np.where(copied, HOST_COPY, 0)
+    copied |= alive & (where == ON_HOST)
+    on_ssd = alive & (where == ON_SSD)
+    return tier + np.where(kept, CODES_BESIDE, 0) + np.where(copied, HOST_COPY, 0) + np.where(on_ssd, SSD_COPY, 0)
 
 
 def _event(

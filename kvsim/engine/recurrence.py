@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.attend import Dense
-from kvsim.engine.bank import Cut, Record
+from kvsim.engine.bank import Record
+from kvsim.engine.cuts import Sets
 from kvsim.engine.source import Source
 from kvsim.kernels.lags import received
 from kvsim.policies.protocol import FULL, GONE, Ranking, Seen
@@ -26,20 +27,23 @@ Floats = NDArray[np.float64]
 
 
 def note(record: Record, ranking: Ranking, seen: Seen, tier: NDArray[np.uint8], index: int) -> None:
-    """Writes down one cut: which tokens could lose their place, and which got a full one. index: the step's place, -1 after prefill."""
+    """Writes down one cut where that is asked for: which tokens could lose their place, and which got a full one. index: the step's place, -1
+    after prefill."""
+    if record.sets is None:
+        return
     heads, total = len(ranking.score), record.start.shape[1]
     if ranking.unit is not None and record.unit is None:
         record.unit = np.full((heads, total), -1)
-    sets = np.zeros((3, heads, total), bool)
+    masks = np.zeros((3, heads, total), bool)
     for h in range(heads):
         slots = np.flatnonzero(seen.valid[h])
         pos, got = seen.pos[h, slots], tier[h, slots]
         safe = np.zeros(len(slots), bool) if ranking.protect is None else ranking.protect[h, slots]
-        for into, x in zip(sets, (safe, ~safe & (got == FULL), ~safe & (got != GONE)), strict=True):
+        for into, x in zip(masks, (safe, ~safe & (got == FULL), ~safe & (got != GONE)), strict=True):
             into[h, pos] = x
         if ranking.unit is not None and record.unit is not None:
             record.unit[h, pos] = np.where(safe, record.unit[h, pos], ranking.unit[h, slots])
-    record.cuts.append(Cut(index, seen.t, *np.packbits(sets, axis=-1)))
+    record.sets.append(Sets(index, seen.t, *np.packbits(masks, axis=-1)))
 
 
 @dataclass
@@ -103,9 +107,10 @@ class Recurrence:
     """The recurrence table of one (request, layer). `add` takes every step of every kv head, for the oracles."""
 
     def __init__(self, source: Source, record: Record, oracles: bool):
-        self.source, self.record = source, record
-        self.joint = source.layer.kv_heads > 1 and len(record.cuts[0].full) == 1
-        ends = [cut.index for cut in record.cuts]
+        assert record.sets
+        self.source, self.sets, self.unit = source, record.sets, record.unit
+        self.joint = source.layer.kv_heads > 1 and len(self.sets[0].full) == 1
+        ends = [cut.index for cut in self.sets]
         self.interval = np.searchsorted(ends, np.arange(len(source.steps)))  # the cut that follows a step
         self.since: dict[int, Floats] = {}  # of a kv head (or the layer): dense attention between cuts, f64[events + 1, T]
         self.oracles = oracles and source.mass is not None
@@ -116,7 +121,7 @@ class Recurrence:
         head = LAYER if self.joint else block.head
         total = self.source.request.total
         if head not in self.since:
-            self.since[head] = np.zeros((len(self.record.cuts) + 1, total))
+            self.since[head] = np.zeros((len(self.sets) + 1, total))
         if block.index[0] == 0:
             assert self.source.mass is not None
             prompt, group = self.source.request.prompt, block.group
@@ -129,14 +134,14 @@ class Recurrence:
 
     def rows(self, heads: tuple[int, ...] | None) -> list[dict[str, Any]]:
         """Columns of the table, a part per kv head (-1: one decision for the layer)."""
-        every = range(len(self.record.cuts[0].full)) if not self.joint else (LAYER,)
+        every = range(len(self.sets[0].full)) if not self.joint else (LAYER,)
         return [self._of(h) for h in every if heads is None or h in heads or h == LAYER]
 
     def _of(self, head: int) -> dict[str, Any]:
-        row, cuts, lay, total = max(head, 0), self.record.cuts, self.source.layer, self.source.request.total
+        row, cuts, lay, total = max(head, 0), self.sets, self.source.layer, self.source.request.total
         full, held, safe = ([unpacked(getattr(c, name)[row], total) for c in cuts] for name in ("full", "held", "safe"))
         first, end = [lay.first_visible(c.t) for c in cuts], [c.t + 1 for c in cuts]
-        unit = leaders(None if self.record.unit is None else self.record.unit[row], total)
+        unit = leaders(None if self.unit is None else self.unit[row], total)
         found = {DEPLOYED: count(full, held, safe, first, end, unit)}
         if self.oracles and (head in self.since):
             since = self.since[head]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine import account
+from kvsim.engine import account, model_scope
 from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of
 from kvsim.engine.bank import Record
 from kvsim.engine.by_tier import by_tier
@@ -21,6 +21,7 @@ from kvsim.engine.explain import explain as explained
 from kvsim.engine.fate import tiers_and_events
 from kvsim.engine.lags import died, lags
 from kvsim.engine.levels import levels
+from kvsim.engine.offload import PageCache, offloaded
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked, Reader, ranking_of
 from kvsim.engine.recurrence import Recurrence
@@ -29,6 +30,7 @@ from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import Rule
+from kvsim.policies.store.offload import offload
 
 TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "evidence", "lags", "recurrence", "by_tier")
 Columns = dict[str, Any]
@@ -37,10 +39,12 @@ Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are a
 
 @dataclass(frozen=True)
 class Job:
-    """A chain as it was asked for, and the kv heads it is for (None: all)."""
+    """A chain as it was asked for, and the kv heads it is for (None: all). limits: what each kv head may hold after prefill, where
+    the layers share one budget (model_scope)."""
 
     chain: Chain
     heads: tuple[int, ...] | None = None
+    limits: tuple[int, ...] | None = None
 
 
 def run_layer(
@@ -84,12 +88,15 @@ class _Work:
         self.source, self.job, self.plans, self.allocator, self.explain = source, job, plans, allocator, explain
         self.chain = allocate.for_layer(job.chain, source.layer)
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
-        self.codecs = (self.chain.part("store") or self.keep).codecs
+        self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
-        self.record: Record | None = evolve(source, self.chain, explain or self.keep.codecs is not None)
-        cuts = self.record is not None and self.record.cuts
+        self.store = self.chain.part("store")
+        limits = model_scope.limits_of(source, self.keep, job.limits)
+        self.record: Record | None = evolve(source, self.chain, limits, sets=explain or self.keep.codecs is not None)
+        cuts = self.record is not None and self.record.sets
         self.recurrence = Recurrence(source, self.record, explain) if self.record is not None and cuts else None
-        self.all_steps = steps is not None and (self.read.refresh != 1 or (explain and self.record is not None))
+        beside = explain and self.record is not None
+        self.all_steps = steps is not None and (self.read.refresh != 1 or isinstance(self.store, offload) or beside)
         self.tables: Tables = {name: [] for name in TABLES}
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
@@ -100,6 +107,9 @@ class _Work:
         self.reader = (
             None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
         )
+        self.cache = None
+        if isinstance(self.store, offload):
+            self.cache = PageCache(self.store, read.page, -(-src.request.total // read.page))
         self.curves = None
         self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
@@ -126,6 +136,10 @@ class _Work:
         heads |= self.beside.columns(dense, held, picked, got)
         if self.explain:
             heads |= levels(dense, held, picked, got, self.record)
+        pages = self._live_pages(held)
+        if self.cache and picked is not None:
+            changed, more, on_device = offloaded(self.cache, self.read, dense, held, picked)
+            ledger, heads, pages = ledger | changed, heads | more, pages and on_device
         if self.curves and picked is not None:
             self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
         if self.plans and picked is not None:
@@ -136,11 +150,11 @@ class _Work:
             return
         steps = self.source.steps[dense.index]
         q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
-        self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": self._live_pages(held)}, wanted)
+        self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": pages}, wanted)
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))
-        if self.died is not None:
+        if self.died is not None and self.record is not None:
             at = {"q_head": q_heads, "step": np.repeat(steps, group)}
             self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), np.repeat(wanted, group))
             self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), np.repeat(wanted, group))
@@ -168,7 +182,8 @@ class _Work:
             row |= {"hold_tokens": allocate.hold_limit(self.keep, visible, src.request, src.layer)} | stated
         for name, rows in (("tiers", tiers), ("events", events)):
             rows = [r for r in rows if r["step"] in chosen]
-            self.tables[name].append({"kv_head": head} | {c: [r[c] for r in rows] for c in rows[0]})
+            columns = dict.fromkeys(c for r in rows for c in r)  # a column that only cuts have is null at other steps
+            self.tables[name].append({"kv_head": head} | {c: [r.get(c) for r in rows] for c in columns})
 
     def end_layer(self) -> None:
         self._pages_of_layer()

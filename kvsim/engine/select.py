@@ -19,9 +19,15 @@ Mask = NDArray[np.bool_]
 
 # ------------------------------------------------------------------------------------------------ keep
 def cut(
-    ranking: Ranking, pos: NDArray[np.int64], valid: Mask, limit: NDArray[np.int64], cost: dict[int, float]
+    ranking: Ranking,
+    pos: NDArray[np.int64],
+    valid: Mask,
+    limit: NDArray[np.int64],
+    cost: dict[int, float],
+    beyond: dict[int, float] | None = None,
 ) -> NDArray[np.uint8]:
-    """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head.
+    """u8[Hkv, n]: the tier of every slot after a cut. limit i64[Hkv] in full rows; cost[tier]: bytes of a row of one kv head;
+    beyond[tier]: bytes of a tier that has a budget of its own.
 
     Raises WrongUse for a ranking that is none, and when one decision for the layer meets kv heads that hold different tokens."""
     _check(ranking, valid, cost)
@@ -34,20 +40,28 @@ def cut(
         raise WrongUse(f"a ranking says own={ranking.own}: expected a part of an equal share, 0 to 1")
     if ranking.own < 1:
         limit = _shared(score, protect, valid, limit, ranking.own)
-    if ranking.unit is None and ranking.stages == (Stage(),):
+    if ranking.unit is None and _plain(ranking.stages):
         keep = np.empty(score.shape, bool)
         survivors(score, protect, valid[: len(score)], limit, keep)
         out = np.where(keep, FULL, GONE).astype(np.uint8)
     else:
-        out = np.stack([_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost) for h in range(len(score))])
+        out = np.stack(
+            [_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost, beyond or {}) for h in range(len(score))]
+        )
     return np.repeat(out, heads, 0) if one else out
+
+
+def _plain(stages: tuple[Stage, ...]) -> bool:
+    """One helping of everything by the ranking's own score."""
+    one = stages[0] if len(stages) == 1 else Stage(0)
+    return (one.take, one.tier) == (1, FULL) and one.score is None and one.among is None
 
 
 def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
     (heads, n), shape = valid.shape, np.shape(ranking.score)
     if shape not in ((heads, n), (1, n)):
         raise WrongUse(f"a ranking's score has shape {shape}, expected [Hkv, n] = {(heads, n)}, or [1, n] for the whole layer")
-    for x in (ranking.protect, ranking.unit, *(stage.score for stage in ranking.stages)):
+    for x in (ranking.protect, ranking.unit, *(x for stage in ranking.stages for x in (stage.score, stage.among))):
         if x is not None and np.shape(x) != shape:
             raise WrongUse(f"the arrays of a ranking differ in shape: {np.shape(x)} beside a score of {shape}")
     if np.isnan(np.asarray(ranking.score)[valid[: shape[0]]]).any():
@@ -57,7 +71,7 @@ def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
 
 
 def _staged(
-    ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float]
+    ranking: Ranking, h: int, score: Any, protect: Mask, valid: Mask, limit: int, cost: dict[int, float], beyond: dict[int, float]
 ) -> NDArray[np.uint8]:
     """One kv head's cut by units and stages: each stage takes the best units still open with its share of the bytes left."""
     out = np.full(len(valid), GONE, np.uint8)
@@ -71,8 +85,10 @@ def _staged(
     for stage in ranking.stages:
         by = np.bincount(unit, (score if stage.score is None else stage.score[h])[slots], len(ids))
         share[stage.tier] += stage.take
-        k = max(0, whole(share[stage.tier] * left / (cost[stage.tier] * rows.max(initial=1))) - taken[stage.tier])
-        best = np.lexsort((ids, -by, ~open_))[: min(k, open_.sum())]
+        room = share[stage.tier] * beyond.get(stage.tier, left)
+        k = max(0, whole(room / (cost[stage.tier] * rows.max(initial=1))) - taken[stage.tier])
+        may = open_ if stage.among is None else open_ & (np.bincount(unit, stage.among[h, slots], len(ids)) == rows)
+        best = np.lexsort((ids, -by, ~may))[: min(k, may.sum())]
         out[slots[np.isin(unit, best)]] = stage.tier
         open_[best] = False
         taken[stage.tier] += k
@@ -80,13 +96,17 @@ def _staged(
 
 
 def _shared(score: Any, protect: Mask, valid: Mask, limit: NDArray[np.int64], own: float) -> NDArray[np.int64]:
-    """Limits when the kv heads share: by where the best rows of the layer lie, blended with an equal part of `own`."""
-    safe = (valid & protect).sum(1)
-    equal = np.maximum(limit - safe, 0)
+    """Limits when the kv heads share: by where the best rows of the layer lie, blended with a part `own` of an equal share.
+
+    What a head protects beyond its limit the others pay for; no head is given more rows than it has."""
+    safe, free = (valid & protect).sum(1), (valid & ~protect).sum(1)
+    total = min(max(0, int(limit.sum() - safe.sum())), int(free.sum()))
     head, slot = np.nonzero(valid & ~protect)
-    best = np.lexsort((slot, head, -score[head, slot]))[: equal.sum()]
+    best = np.lexsort((slot, head, -score[head, slot]))[:total]
     won = np.bincount(head[best], minlength=len(valid))
-    return safe + largest_remainder((1 - own) * won + own * equal, int(equal.sum()))
+    equal = np.maximum(limit - safe, 0.0)
+    equal *= total / max(equal.sum(), 1)
+    return safe + largest_remainder((1 - own) * won + own * equal, total, free)
 
 
 # ------------------------------------------------------------------------------------------------ read

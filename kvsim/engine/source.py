@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import PREFILL_MASS, Layer, Need, Request
+from kvsim.geometry import FUTURE, KEY_NORM, PREFILL_MASS, WO_NORM, Layer, Need, Request, Span
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32
 
@@ -85,10 +87,39 @@ class Source:
     @cached_property
     def value_norms(self) -> NDArray[np.float64]:
         """f64[Hkv, T]: L2 norms of the values."""
-        out = np.empty(self.v.shape[:2])
-        for h, raw in enumerate(self.v):
-            out[h] = np.sqrt(np.einsum("td,td->t", x := to_float32(raw), x, dtype=np.float64))
+        return _norms(self.v)
+
+    @cached_property
+    def key_norms(self) -> NDArray[np.float64]:
+        """f64[Hkv, T]: L2 norms of the keys."""
+        return _norms(self.k)
+
+    @cached_property
+    def future(self) -> Future:
+        """What later steps look at; for oracles."""
+        return Future(self)
+
+    def attention(
+        self, head: int, g: int, q: NDArray[np.float64], t: NDArray[np.int64], keys: NDArray[np.float64], first: int = 0
+    ) -> NDArray[np.float64]:
+        """f64[n, m]: softmax, in float64, of the queries [n, d] at positions t of the g-th query head over the keys [m, d] at positions
+        first, first + 1, …; 0 where a query does not see a key."""
+        pos = first + np.arange(len(keys))
+        since = np.array([self.layer.first_visible(int(x)) for x in t])
+        x = np.where((pos <= t[:, None]) & (pos >= since[:, None]), self.bend(q @ keys.T), -np.inf)
+        sink = self.sinks[head, g]
+        top = np.maximum(x.max(1), sink)[:, None]
+        e = np.exp2(x - top)
+        out: NDArray[np.float64] = e / (e.sum(1, keepdims=True) + np.exp2(sink - top))
         return out
+
+
+def _norms(rows: Raw) -> NDArray[np.float64]:
+    """[Hkv, T, d] -> f64[Hkv, T]: L2 norms."""
+    out = np.empty(rows.shape[:2])
+    for h, raw in enumerate(rows):
+        out[h] = np.sqrt(np.einsum("td,td->t", x := to_float32(raw), x, dtype=np.float64))
+    return out
 
 
 class Prefix:
@@ -98,6 +129,8 @@ class Prefix:
         self._source, self.needs, self.name, self.layer = source, needs, name, source.layer
         self.stop = source.request.prompt
         self.first = source.layer.first_visible(self.stop - 1)
+        self.where = source.request.id, source.layer.id
+        self.spans: Sequence[Span] = source.request.spans
 
     def _declared(self, what: str, ok: bool) -> None:
         if not ok:
@@ -109,26 +142,105 @@ class Prefix:
         assert self._source.mass is not None
         return self._source.mass[:, self.first : self.stop].astype(np.float64)
 
+    def queries(self) -> NDArray[np.float64]:
+        """f64[Hkv, n]: how many prompt queries saw each key."""
+        pos = np.arange(self.first, self.stop)
+        last = self.stop if self.layer.window is None else np.minimum(pos + self.layer.window, self.stop)
+        return np.tile((last - pos).astype(np.float64), (self.layer.kv_heads, 1))
+
     def window(self, rows: int) -> NDArray[np.float64]:
         """f64[min(rows, prompt), Hq, n]: attention of the last prompt queries, in float64: a cut cannot be decided again later."""
         self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
         rows = min(rows, self.stop)
         q = self._source.window_q[len(self._source.window_q) - rows :].astype(np.float64)
-        t = np.arange(self.stop - rows, self.stop)
-        pos, lay = np.arange(self.first, self.stop), self.layer
-        first = np.array([lay.first_visible(int(x)) for x in t])
-        seen = (pos <= t[:, None]) & (pos >= first[:, None])
+        t, lay = np.arange(self.stop - rows, self.stop), self.layer
+        pos = np.arange(self.first, self.stop)
         out = np.empty((rows, lay.q_heads, len(pos)))
         for h in range(lay.kv_heads):
             keys = self._source.rows("k", h, pos)
             for g in range(lay.group):
-                x = np.where(seen, self._source.bend(q[:, h * lay.group + g] @ keys.T), -np.inf)
-                sink = self._source.sinks[h, g]
-                top = np.maximum(x.max(1), sink)[:, None]
-                e = np.exp2(x - top)
-                out[:, h * lay.group + g] = e / (e.sum(1, keepdims=True) + np.exp2(sink - top))
+                row = h * lay.group + g
+                out[:, row] = self._source.attention(h, g, q[:, row], t, keys, self.first)
         return out
+
+    def wo_norm(self) -> NDArray[np.float64]:
+        """f64[Hq, n]: L1 norm of each query head's output projection of the value."""
+        self._declared("wo_norm", WO_NORM in self.needs)
+        assert self._source.wo_norm is not None
+        return self._source.wo_norm[:, self.first : self.stop].astype(np.float64)
+
+    def key_norm(self) -> NDArray[np.float64]:
+        """f64[Hkv, n]: L2 norm of the key."""
+        self._declared("key_norm", KEY_NORM in self.needs)
+        return self._source.key_norms[:, self.first : self.stop].copy()
+
+    def future(self) -> NDArray[np.float64]:
+        """f64[Hkv, n]: dense attention that all captured decode steps pay, summed over the group."""
+        self._declared("future", FUTURE in self.needs)
+        return self._source.future.after(-1)[:, self.first : self.stop].copy()
 
     def by_kv_head(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """[Hq, n] -> [Hkv, n], summed over the group."""
         return x.reshape(self.layer.kv_heads, self.layer.group, -1).sum(1)
+
+
+class Future:
+    """The dense attention that the steps after a step pay to every position, summed over the group.
+
+    Steps are cut into about √N blocks: what the blocks after one pay is held, what the steps inside it pay is computed anew."""
+
+    def __init__(self, source: Source):
+        self.source, steps = source, len(source.steps)
+        self.size = max(1, math.isqrt(steps))
+        self.starts = list(range(0, steps, self.size))
+        self.later = np.zeros((len(self.starts) + 1, *source.k.shape[:2]))
+        for b in reversed(range(len(self.starts))):
+            self.later[b] = self.later[b + 1] + self._paid(b).sum(0)
+        self.block, self.left = -1, self.later[:0]
+
+    def after(self, i: int) -> NDArray[np.float64]:
+        """f64[Hkv, T]: what the captured steps after the i-th pay (-1: all of them)."""
+        if i < 0:
+            return self.later[0]
+        block, at = divmod(i, self.size)
+        if block != self.block:
+            paid = self._paid(block)
+            paid = np.concatenate([paid[1:], self.later[block + 1][None]])
+            self.block, self.left = block, paid[::-1].cumsum(0)[::-1]
+        return self.left[at]
+
+    def _paid(self, block: int) -> NDArray[np.float64]:
+        """f64[n, Hkv, T]: what each step of a block pays."""
+        src, steps = self.source, slice(self.starts[block], self.starts[block] + self.size)
+        t, every = src.t[steps], np.arange(src.request.total)
+        out = np.zeros((len(t), src.layer.kv_heads, len(every)))
+        for h in range(src.layer.kv_heads):
+            keys, q = src.rows("k", h, every), src.queries(h, steps).astype(np.float64)
+            for g in range(src.layer.group):
+                out[:, h] += src.attention(h, g, q[:, g], t, keys)
+        return out
+
+
+class Sight:
+    """What a keep is shown of every live slot beside its own attention, as far as its needs say."""
+
+    def __init__(self, source: Source, needs: frozenset[Need]):
+        self.source, self.needs = source, needs
+
+    def at(self, i: int, pos: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """After the i-th captured step (-1: after prefill), fields of protocol.Seen for slots at pos i64[Hkv, n]; 0 where there is none."""
+        src, found = self.source, {}
+        if KEY_NORM in self.needs:
+            found["key_norm"] = _taken(src.key_norms, pos)
+        if FUTURE in self.needs:
+            found["future"] = _taken(src.future.after(i), pos)
+        if WO_NORM in self.needs:
+            assert src.wo_norm is not None
+            by_group = src.wo_norm.reshape(src.layer.kv_heads, src.layer.group, -1)
+            found["wo_norm"] = _taken(by_group, pos[:, None]).astype(np.float64)
+        return found
+
+
+def _taken(x: NDArray[Any], pos: NDArray[np.int64]) -> NDArray[Any]:
+    """x[..., pos], 0 where pos is -1."""
+    return np.where(pos >= 0, np.take_along_axis(x, np.maximum(pos, 0), -1), 0)

@@ -13,8 +13,9 @@ from kvsim.kernels.exp import exp2_32, exp2_64
 
 ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR, KEY_KEPT, VALUE_KEPT = 1, 2, 4, 8, 16, 32, 64
 MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS = range(6)
-ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEY_GROUPS, VALUE_GROUPS = range(7)
-KEYS_KEPT, VALUES_KEPT, KEPT_KEY_GROUPS, KEPT_VALUE_GROUPS, COUNTS = range(7, 12)
+GROUP, BITS, ROW_META, GROUP_META, NOMINAL, COSTS = range(6)
+ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEYS_KEPT, VALUES_KEPT = range(7)
+KEY_BITS, VALUE_BITS, META_BYTES, KEPT_KEY_BITS, KEPT_VALUE_BITS, KEPT_META_BYTES, NOMINAL_BITS, COUNTS = range(7, 15)
 NEAR_PAGES = 128
 _LOW = np.float32(-1e30)
 
@@ -225,15 +226,30 @@ def own_softmax(dots, row, live, read, unit, cap, sink, a):
                 w[s] /= z
 
 
+@njit(inline="always", nogil=True, cache=True, error_model="numpy")
+def _billed(cost, s, i, paid, count, bits, meta):
+    """Adds a coded row's bits and metadata; its group's once a step."""
+    count[bits] += cost[BITS, s]
+    count[meta] += cost[ROW_META, s]
+    if paid[cost[GROUP, s]] != i:
+        count[meta] += cost[GROUP_META, s]
+        paid[cost[GROUP, s]] = i
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def tally(flags, start, union, key_group, value_group, counts):
+def tally(flags, start, union, keys, values, counts):
     """What a bill needs to know of the live slots of the union's pages, per step.
 
-    union bool[nb, P]; key_group, value_group i64[n]: rows encoded together share a number.
-    -> counts i64[nb, COUNTS]: rows; keys full and coded; values full and coded; key and value groups touched; the same of codes kept
-    beside exact rows."""
+    union bool[nb, P]; keys, values i64[COSTS, n], of every slot's coded form: the group it was encoded with (rows of one group share a
+    number, 0 or more), bits of its codes, bytes of metadata of its own and of its group, nominal bits.
+    -> counts i64[nb, COUNTS]: rows; keys full and coded; values full and coded; keys and values kept in codes beside exact rows; bits of
+    coded keys, of coded values, bytes of their metadata; the same of what is kept beside; nominal bits of coded keys and values."""
+    names = 1
+    for s in range(keys.shape[1]):
+        names = max(names, keys[GROUP, s] + 1, values[GROUP, s] + 1)
+    paid = np.full((4, names), -1, np.int64)  # the last step that each group was paid in: keys, values, kept keys, kept values
     for i in range(flags.shape[0]):
-        last_k, last_v, kept_k, kept_v = -1, -1, -1, -1
+        count = counts[i]
         for p in range(union.shape[1]):
             if not union[i, p]:
                 continue
@@ -241,31 +257,25 @@ def tally(flags, start, union, key_group, value_group, counts):
                 f = flags[i, s]
                 if not f & ALIVE:
                     continue
-                counts[i, ROWS_READ] += 1
+                count[ROWS_READ] += 1
                 if f & KEY_CODED:
-                    counts[i, KEYS_CODED] += 1
-                    if key_group[s] != last_k:
-                        counts[i, KEY_GROUPS] += 1
-                        last_k = key_group[s]
+                    count[KEYS_CODED] += 1
+                    count[NOMINAL_BITS] += keys[NOMINAL, s]
+                    _billed(keys, s, i, paid[0], count, KEY_BITS, META_BYTES)
                 else:
-                    counts[i, KEYS_FULL] += 1
+                    count[KEYS_FULL] += 1
                 if f & VALUE_CODED:
-                    counts[i, VALUES_CODED] += 1
-                    if value_group[s] != last_v:
-                        counts[i, VALUE_GROUPS] += 1
-                        last_v = value_group[s]
+                    count[VALUES_CODED] += 1
+                    count[NOMINAL_BITS] += values[NOMINAL, s]
+                    _billed(values, s, i, paid[1], count, VALUE_BITS, META_BYTES)
                 else:
-                    counts[i, VALUES_FULL] += 1
+                    count[VALUES_FULL] += 1
                 if f & KEY_KEPT:
-                    counts[i, KEYS_KEPT] += 1
-                    if key_group[s] != kept_k:
-                        counts[i, KEPT_KEY_GROUPS] += 1
-                        kept_k = key_group[s]
+                    count[KEYS_KEPT] += 1
+                    _billed(keys, s, i, paid[2], count, KEPT_KEY_BITS, KEPT_META_BYTES)
                 if f & VALUE_KEPT:
-                    counts[i, VALUES_KEPT] += 1
-                    if value_group[s] != kept_v:
-                        counts[i, KEPT_VALUE_GROUPS] += 1
-                        kept_v = value_group[s]
+                    count[VALUES_KEPT] += 1
+                    _billed(values, s, i, paid[3], count, KEPT_VALUE_BITS, KEPT_META_BYTES)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})

@@ -12,6 +12,7 @@ from kvsim.metrics import keeping
 from kvsim.metrics.overlap import across_layers
 
 UNIT = ("policy", "request", "layer")
+WINDOWS = ("windows_promoted", "windows_demoted", "windows_evicted", "windows_aged_in")
 CERTIFICATES = (
     *("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"),
     *("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"),
@@ -23,18 +24,21 @@ def diagnostics(
     explain: pl.LazyFrame | None = None,
     evidence: pl.LazyFrame | None = None,
     plans: pl.LazyFrame | None = None,
+    events: pl.LazyFrame | None = None,
     lags: pl.LazyFrame | None = None,
     recurrence: pl.LazyFrame | None = None,
     by_tier: pl.LazyFrame | None = None,
 ) -> pl.DataFrame:
-    """heads of a run, and explain, evidence and plans where they were written -> policy, request, layer, metric, value, sorted.
+    """heads of a run, and explain, evidence, plans and events where they were written -> policy, request, layer, metric, value, sorted.
 
     fmm_prefill, fmm_running: mass missed on tokens evicted at the cut after prefill, and on all evicted so far (card D7).
     churn_read: consecutive steps' reads in tokens (D9). loss_budget, loss_evict, loss_index: 1 - L1, L1 - L2, L2 - L3, where L1 is the
     oracle's recall with as many pages of all tokens, L2 of held ones, L3 the policy's own (D11). From explain: the score's gap at the
     budget (mean), k_needed and the depths of certificates in pages (mean, p95, max). From evidence: all_spans_read and any_span_read, the
     share of (step, head) in which something of every, of any span was read (D13). From plans: jaccard_1, _2, _4, _8 with the layer that
-    far above, and jaccard_chance_... (metrics.overlap, D12). From lags, recurrence and by_tier: see metrics.keeping."""
+    far above, and jaccard_chance_... (metrics.overlap, D12). From events of keeps that rank windows: windows_promoted, _demoted, _evicted and
+    _aged_in, totals over the steps, and churn_full, the mean over cuts, each a mean over kv heads (D9). From lags,
+    recurrence and by_tier: see metrics.keeping."""
     means = {
         "fmm_prefill": pl.col("mass_evicted_prefill"),
         "fmm_running": pl.col("mass_evicted"),
@@ -62,6 +66,11 @@ def diagnostics(
         for column, name in (("jaccard", "jaccard_"), ("chance", "jaccard_chance_")):
             metric = pl.concat_str(pl.lit(name), pl.col("distance").cast(pl.String)).alias("metric")
             found.append(alike.select("policy", "request", pl.col("layer").cast(pl.Int16), metric, pl.col(column).alias("value")))
+    if events is not None and set(WINDOWS) <= {*events.collect_schema().names()}:
+        here = events.filter(pl.col("windows_aged_in").is_not_null())
+        totals = [pl.col(name).sum().cast(pl.Float64) for name in WINDOWS]
+        by_head = here.group_by(*UNIT, "kv_head").agg(*totals, pl.col("churn_full").mean())
+        found.append(_tall(by_head, [pl.col(name).mean() for name in (*WINDOWS, "churn_full")]))
     found += [keeping.error_metrics(heads)] if "oracle_rel_l2" in heads.collect_schema() else []
     found += [] if lags is None else [keeping.lag_metrics(lags)]
     found += [] if recurrence is None else [keeping.recurrence_metrics(recurrence)]
@@ -71,7 +80,7 @@ def diagnostics(
 
 def write(run: Path) -> None:
     """Adds diagnostics.parquet to the folder of a run whose tables are written."""
-    names = ("heads", "explain", "evidence", "plans", "lags", "recurrence", "by_tier")
+    names = ("heads", "explain", "evidence", "plans", "events", "lags", "recurrence", "by_tier")
     frames = {name: _frame(run / f"{name}.parquet") for name in names if (run / f"{name}.parquet").is_file()}
     diagnostics(**frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
 

@@ -98,11 +98,13 @@ def recurrence_metrics(recurrence: pl.LazyFrame) -> pl.LazyFrame:
 
 def tier_metrics(by_tier: pl.LazyFrame, heads: pl.LazyFrame) -> pl.LazyFrame:
     """-> policy, request, layer, metric, value. held_CLASS, own_CLASS, without_CLASS: means of the columns; fmm_tier_disabled: dense mass on
-    tokens that are evicted or coded, read or not, as if the coded tier were lost."""
+    tokens that are evicted, coded or on the host, read or not, as if all but the full tier were lost."""
     columns = [f"{part}_{c}" for part in ("held", "own", "without") for c in CLASSES]
     means = by_tier.group_by(UNIT).agg(pl.col(columns).cast(pl.Float64).mean())
     evicted = heads.group_by(UNIT).agg(pl.col("mass_evicted").cast(pl.Float64).mean())
-    lost = means.join(evicted, on=UNIT).select(*UNIT, fmm_tier_disabled=pl.col("mass_evicted") + pl.col("held_coded"))
+    lost = means.join(evicted, on=UNIT).select(
+        *UNIT, fmm_tier_disabled=pl.col("mass_evicted") + pl.col("held_coded") + pl.col("held_host")
+    )
     return pl.concat([_tall(means), _tall(lost)])
 
 

@@ -43,7 +43,7 @@ def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:
     limit = max(1, to_tokens(keep.hold, visible, request, layer))
     if (parts := keep.layers(limit, request.prompt, len(layer.among))) is not None:
         limit = int(largest_remainder(parts, limit * len(layer.among))[layer.among.index(layer.id)])
-    if (protected := keep.protected(limit)) > limit:
+    if (protected := keep.protected(limit) + len(keep.pinned_positions(request.spans))) > limit:
         raise WrongUse(
             f"{type(keep).__name__}(hold={written(keep.hold)}): that is {limit} tokens in layer {layer.id} of request {request.id},"
             f" fewer than the {protected} it protects; raise hold= or protect less"
@@ -51,20 +51,24 @@ def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:
     return limit
 
 
-def largest_remainder(raw: Any, total: int) -> NDArray[np.int64]:
-    """Real parts f64[n] -> whole parts of that total: rounded down, the rest to the largest remainders, ties to the lower one."""
+def largest_remainder(raw: Any, total: int, most: Any = np.inf) -> NDArray[np.int64]:
+    """Real parts f64[n] -> whole parts of that total: rounded down, the rest one by one to the largest remainder, ties to the lower one.
+
+    most: no part may be larger; what a full part leaves goes to the others in the same way. Needs total <= sum(most)."""
     raw = np.asarray(raw, np.float64)
-    parts = np.floor(raw).astype(np.int64)
-    first = np.argsort(-np.round(raw - parts, 9), kind="stable")
-    parts[first[: total - int(parts.sum())]] += 1
+    parts = np.minimum(np.floor(raw), most).astype(np.int64)
+    for _ in range(total - int(parts.sum())):
+        parts[np.argmax(np.where(parts < most, np.round(raw - parts, 9), -np.inf))] += 1
     return parts
 
 
 def for_layer(chain: Chain, layer: Layer) -> Chain:
     """The chain as this layer runs it: dense_layers=n reads the first n whole, and an index's dtype "kv" is the billed one.
 
-    Raises WrongUse for an index that has no form for the layer's keys."""
-    read = chain.part("read")
+    Raises WrongUse for an index or a codec that has no form for the layer's keys."""
+    read, codecs = chain.part("read"), chain.codecs
+    if codecs is not None:
+        codecs.check(layer)
     if read is None or layer.id < getattr(read, "dense_layers", 0):
         return chain if read is None else chain.with_part(everything(page=read.page, tile=read.tile))
     if hasattr(read.index, "check"):

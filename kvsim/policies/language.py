@@ -215,10 +215,10 @@ def _assembled(name: str, where: str, default: Any, layers: Any, heads: Any) -> 
             if layer in of_head:
                 raise WrongUse(f"{here}: layer {layer} is named twice")
             rest = of_layer.get(layer, chain)
-            for keep in (type(c.part("keep")) for c in (rest, *own.values())):
+            for keep in (c.part("keep") for c in (rest, *own.values())):
                 if keep.joint:
                     raise WrongUse(
-                        f"{here}: the kv heads of {keep.__name__} decide together; give the layer one policy in [layers]"
+                        f"{here}: the kv heads of {type(keep).__name__} decide together; give the layer one policy in [layers]"
                     )
             of_head[layer] = {head: c for head, c in own.items() if c != rest}
     by_head = ((layer, head, c) for layer, own in sorted(of_head.items()) for head, c in sorted(own.items()))

@@ -5,29 +5,47 @@ Shapes: N steps, Hkv kv heads, G query heads that share one, n live slots of a k
 Who calls whom, for one (request, layer):
     state, ranking = keep.start(prefix, seen)      once, after prefill: the first cut
     at every step:   read.score(view)  ->  the engine picks pages and attends  ->  keep.step(state, seen)  ->  the engine cuts
-                     ->  store.place(seen): which of the rows left are coded
+                     ->  store.place(seen): which of the rows left are coded, and in which width
 A policy ranks and protects; it never sorts, applies a budget, places a row or counts a byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.calibration import save as save_calibration
+from kvsim.codecs.coded import levels
 from kvsim.errors import WrongUse
-from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Window
+from kvsim.geometry import (
+    ALL_LAYERS,
+    ATTENTION,
+    FUTURE,
+    K_PRE,
+    KEY_NORM,
+    PREFILL_MASS,
+    TRUTH,
+    WO_NORM,
+    Layer,
+    Need,
+    Span,
+    Window,
+)  # fmt: skip
 from kvsim.policies.parameters import Checked, expect
 from kvsim.units import Budget, Hold, tokens
 
 GONE, CODED, FULL = 0, 1, 2
+HOST, SSD = 3, 4  # coded, and not on the device
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Levels = NDArray[np.uint8]
 
 
 @dataclass
@@ -52,16 +70,24 @@ class Seen:
     k: NDArray[np.uint8]  # [Hkv, n]: CODED or FULL, what each row's key is stored as
     v: NDArray[np.uint8]
     limit: Ints  # [Hkv]: the hold budget now, in whole tokens
-    a: Floats | None = None  # [Hkv, G, n]: own softmax, 0 where not read; only with ATTENTION in needs
+    a: Floats | None = None  # [Hkv, G, n]: own softmax, 0 where not read; only with ATTENTION in needs, at steps that it looks at
+    state: State | None = None  # what a store's start() made, for its place() to use and change
+    wo_norm: Floats | None = None  # [Hkv, G, n]: L1 norm of each query head's output projection of the value; WO_NORM
+    key_norm: Floats | None = None  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`."""
+    """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`, or of the
+    tier's own budget (Keep.beyond).
+
+    among: the slots that it may take, of units that lie wholly in it (None: all); places it cannot fill stay empty."""
 
     take: float = 1.0
     tier: int = FULL
     score: Floats | None = None
+    among: Mask | None = None  # [Hkv|1, n]
 
 
 @dataclass(frozen=True)
@@ -76,37 +102,62 @@ class Ranking:
 
 
 class Codec(Protocol):
-    """A number format for rows. Groups of `tokens` rows are encoded together."""
+    """A number format for rows. Groups of `tokens` rows are encoded together; 0: all rows that are coded at once.
+
+    It has roundtrip and layout, when every row costs the same, or else encode:
+        roundtrip(x)      [m, rows, d], m groups of rows -> the values a reader would decode, same shape
+        layout(dim)       -> (bits of codes per row, bytes of scales and zeros per group of rows)
+        encode(x)         [m, rows, d] -> Coded: the values, and what every row and group costs
+    It may also have:
+        bits              nominal bits of a number (else those of the layout)
+        at(layer, head)   -> the codec of one kv head, when it was calibrated
+        once(dim)         -> bytes that a kv head stores once for all its coded rows
+        check(layer)      raises WrongUse for a layer it has no form for
+        outliers          the part of the numbers kept exact, which may cost more than they save
+        error(x)          [m, rows, d] -> how far decoding can move each number"""
 
     @property
     def tokens(self) -> int: ...
-    def roundtrip(self, x: Floats) -> Floats:
-        """[m, rows, d], m groups of rows -> the values a reader would decode, same shape."""
-        ...
 
-    def layout(self, dim: int) -> tuple[int, int]:
-        """-> (bits of codes per row, bytes of scales and zeros per group of rows)."""
-        ...
+
+Widths = Codec | tuple[Any, ...] | None  # one codec, several to choose from by level (1, 2, ...), or never coded
 
 
 @dataclass(frozen=True)
 class Codecs:
     """How coded rows are stored; None: that side is never coded. keys: encoded before ("pre") or after ("post") RoPE."""
 
-    k: Codec | None
-    v: Codec | None
+    k: Widths
+    v: Widths
     keys: str = "post"
     ledger: bool = False  # codes outlive a promotion and are reused
     shadow: bool = False  # promotion restores the original from a host copy
+
+    def check(self, layer: Layer) -> None:
+        """Raises WrongUse for a layer that one of them has no form for."""
+        for codec in (*levels(self.k), *levels(self.v)):
+            if hasattr(codec, "check"):
+                codec.check(layer)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a coded row may cost more than an exact one: one whose numbers are mostly outliers."""
+        return any(getattr(codec, "outliers", 0) > 0 for codec in (*levels(self.k), *levels(self.v)))
 
 
 class Prefix(Protocol):
     """What a keep may look at before decoding; each is refused unless declared in `needs`. Columns are the live slots, n of them."""
 
     layer: Layer
+    where: tuple[int, int]  # request, layer: for seeds only
+    spans: Sequence[Span]  # labelled ranges of positions of the request
 
     def mass(self) -> Floats: ...  # [Hq, n]: attention mass of all prompt queries on each key; PREFILL_MASS
+    def queries(self) -> Floats: ...  # [Hkv, n]: how many prompt queries saw each key
     def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
+    def wo_norm(self) -> Floats: ...  # [Hq, n]: L1 norm of each query head's output projection of the value; WO_NORM
+    def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    def future(self) -> Floats: ...  # [Hkv, n]: dense attention that all decode steps pay, summed over the group; FUTURE
     def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
 
 
@@ -157,6 +208,10 @@ class Part(metaclass=Checked):
     def needs(self) -> frozenset[Need]:
         return frozenset()
 
+    def looks(self, step: int) -> bool:
+        """With ATTENTION in needs: whether the probabilities of this step are looked at, and so billed."""
+        return True
+
     def beside(self, chain: Chain) -> None:
         """Raises WrongUse when this part cannot do its work next to the others of the chain."""
 
@@ -165,12 +220,16 @@ class Part(metaclass=Checked):
 
 
 class Keep(Part):
-    """What survives to the next step."""
+    """What survives to the next step.
+
+    With ALL_LAYERS in needs the layers share one budget: the rows of all of them are ranked together by what `start` says, which is
+    told the budget that each would have alone, and every kv head is cut to as many rows as it won."""
 
     kind = "keep"
     hold: Hold | None = None
     codecs: Codecs | None = None  # only for one that decides keep and store together
-    joint: ClassVar[bool] = False  # the kv heads share one set or one budget: they cannot be given policies of their own
+    beyond: ClassVar[Mapping[int, Hold]] = MappingProxyType({})  # budgets of tiers outside the device: {HOST: ..., SSD: ...}
+    joint: bool = False  # the kv heads share one set or one budget: they cannot be given policies of their own
 
     def __post_init__(self) -> None:
         if isinstance(self.hold, tokens):
@@ -180,6 +239,10 @@ class Keep(Part):
     def protected(self, limit: int) -> int:
         """Of `limit` tokens, how many are held whatever their score; refused when that is more than the limit."""
         return 0
+
+    def pinned_positions(self, spans: Sequence[Span]) -> list[int]:
+        """Positions that are held whatever their score, beside those that `protected` counts. Raises WrongUse for spans that are not there."""
+        return []
 
     def layers(self, hold: int, prompt: int, count: int) -> Floats | None:
         """Real-valued tokens of each of the model's `count` attention layers, `hold` on average; None: every layer gets `hold`."""
@@ -200,12 +263,22 @@ class Store(Part):
     kind = "store"
 
     @property
-    def codecs(self) -> Codecs:
+    def codecs(self) -> Codecs | None:
         raise NotImplementedError
 
-    def place(self, seen: Seen) -> tuple[Mask, Mask]:
-        """bool[Hkv, n] twice: which keys and which values are coded from now on (whole groups, once coded always coded)."""
+    def start(self, prefix: Prefix, seen: Seen) -> State:
+        """What it remembers, made after prefill and before any cut: its slots stay aligned with the live ones, as a keep's do."""
+        return State()
+
+    def place(self, seen: Seen) -> tuple[Mask | Levels, Mask | Levels]:
+        """[Hkv, n] twice: which keys and which values are coded from now on (whole groups, once coded always coded). bool, or with codecs
+        of several widths u8: 0 as it is, 1 the first, 2 the second, ... What is coded already keeps its width."""
         raise NotImplementedError
+
+    def beside(self, chain: Chain) -> None:
+        keep = chain.part("keep")
+        if keep is not None and keep.codecs is not None:
+            raise WrongUse(f"{type(keep).__name__} >> {type(self).__name__}: {type(keep).__name__} decides itself what is coded")
 
 
 @dataclass(frozen=True)
@@ -275,12 +348,23 @@ class Chain:
         """The keep, store or read of this chain, or None."""
         return next((p for p in self.parts if p.kind == kind), None)
 
+    @property
+    def codecs(self) -> Codecs | None:
+        """How rows are coded, by the store or by a keep that stores too; None: they stay exact."""
+        store, keep = self.part("store"), self.part("keep")
+        return (store.codecs if store else None) or (keep.codecs if keep else None)
+
+    @property
+    def observes(self) -> bool:
+        """Whether a part of it needs the attention of its own reads."""
+        return any(ATTENTION in part.needs for part in self.parts)
+
     def with_part(self, part: Part) -> Chain:
         return Chain(tuple(part if p.kind == part.kind else p for p in self.parts))
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "K_PRE", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
-    "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Need", "Part", "Prefix", "Ranking",
-    "Read", "Seen", "Stage", "State", "Store", "View", "Window", "expect", "replace",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
+    "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
+    "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

@@ -24,7 +24,15 @@ from kvsim.tables import RUN_TABLES
 
 MASS = 5e-5  # what float32 columns may miss of a sum of masses
 ERROR = 1e-4  # relative output error of attention over everything
-CAPPED = ("h2o", "tova", "streaming_llm", "random_keep", "pools")  # never hold more than their budget, at any step
+CAPPED = (
+    "h2o",
+    "tova",
+    "streaming_llm",
+    "random_keep",
+    "pools",
+    "knorm",
+    "oracle_keep",
+)  # never hold more than their budget, at any step
 KEYS = ("request", "layer", "kv_head", "q_head", "role", "pages", "step")
 BYTES = [f.name for f in RUN_TABLES["ledger"] if f.name.endswith("_bytes")]
 MASSES = ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass")
@@ -129,10 +137,11 @@ def _ledger(x: Rows, chain: Chain, request: Request, layer: Layer) -> None:
 def _ledger_bytes(x: Rows, chain: Chain, layer: Layer) -> None:
     row = layer.row_bytes
     held, read = x["held_tokens"] * row, x["read_tokens"] * row
-    x.must("held rows cost no more than exact ones", x["resident_bytes"] <= held)
-    x.must("rows read cost no more than exact ones", x["read_bytes"] <= read)
+    grows = chain.codecs is not None and chain.codecs.grows
+    x.must("held rows cost no more than exact ones", grows | (x["resident_bytes"] <= held))
+    x.must("rows read cost no more than exact ones", grows | (x["read_bytes"] <= read))
     x.must("every step writes its own row", x["write_bytes"] >= row)
-    if (chain.part("store") or chain.part("keep")).codecs is None:
+    if chain.codecs is None:
         x.must(
             "without a codec nothing is quantised",
             (x["quant_tokens"] == 0) & (x["meta_resident_bytes"] == 0) & (x["meta_bytes"] == 0),
@@ -161,9 +170,9 @@ def _heads(x: Rows, ledger: Rows, chain: Chain) -> None:
     whole = x["read_tokens"] == ledger["visible_tokens"][at]
     x.must("who reads all that is visible misses nothing", ~whole | (x["mass_evicted"] + x["mass_unread"] <= MASS))
     x.must("who reads all that is visible has every top token", ~whole | np.all([x[name] == 1 for name in RECALLS], axis=0))
-    if (chain.part("store") or chain.part("keep")).codecs is None:
+    if chain.codecs is None:
         x.must("who reads all that is visible, exactly, has the dense output", ~whole | (x["rel_l2"] <= ERROR))
-    index, coded = chain.part("read").index, (chain.part("store") or chain.part("keep")).codecs is not None
+    index, coded = chain.part("read").index, chain.codecs is not None
     captured = not coded or getattr(index, "keys", "exact") == "exact"  # else the bounds are of other keys than these masses
     if index is not None and index.bound and captured:
         x.must("eps_hat bounds the mass not read", ~(x["mass_unread"] > x["eps_hat"] + MASS))
@@ -200,8 +209,8 @@ def _tiers(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, la
         "runs are ranges of positions up to the step's own, in order",
         [_in_order(r, e) for r, e in zip(x["runs"], ends, strict=True)],
     )
-    known = [all(run["tier"] & 3 <= 2 and 0 <= run["tier"] < 16 for run in runs) for runs in x["runs"]]
-    x.must("a tier is 0, 1 or 2, with 4 and 8 for copies", known)
+    known = [all(run["tier"] & 3 <= 2 and 0 <= run["tier"] < 32 for run in runs) for runs in x["runs"]]
+    x.must("a tier is 0, 1 or 2, with 4, 8 and 16 for copies", known)
 
 
 def _in_order(runs: list[dict[str, int]], end: float) -> bool:

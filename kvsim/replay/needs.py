@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import ALL_LAYERS, ATTENTION, FUTURE, K_PRE, PREFILL_MASS, TRUTH, WO_NORM, Layer, Need, Request, rope_problem
+from kvsim.geometry import (
+    ALL_LAYERS,
+    ATTENTION,
+    FUTURE,
+    K_PRE,
+    KEY_NORM,
+    PREFILL_MASS,
+    TRUTH,
+    WO_NORM,
+    Layer,
+    Need,
+    Request,
+    rope_problem,
+)  # fmt: skip
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
+from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
 from kvsim.trace.open import Supply, Trace
 
@@ -25,6 +39,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
                 )
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
+                    _foreign(trace, job.chain)
                     chain = _in_layer(job.chain, layer)
                     for problem in lacking(chain, asked, r, layer, supply):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
@@ -36,6 +51,16 @@ def _in_layer(chain: Chain, layer: Layer) -> Chain:
         return allocate.for_layer(chain, layer)
     except WrongUse as e:  # an index that has no form in the dtype that is billed, or for these keys
         raise WrongUse(f"layer {layer.id}, kv dtype {layer.dtype}: {e}") from None
+
+
+def _foreign(trace: Trace, chain: Chain) -> None:
+    """Raises WrongUse for a part that was calibrated on the trace it is replayed on: it would know what it is tried on."""
+    for part in chain.parts:
+        made_from = getattr(part, "made_from", None)
+        if made_from and made_from.get("sha256") == trace.sha256:
+            raise WrongUse(
+                f"{type(part).__name__}: its calibration was made from the trace that is replayed, {trace.id}; calibrate on another one"
+            )
 
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
@@ -55,6 +80,8 @@ def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply
             yield f"{type(part).__name__}(refresh={written(refresh)}) counts every decode step: {gaps}"
         if getattr(part, "codecs", None):
             yield f"{type(part).__name__} codes rows at every decode step: {gaps}"
+        if isinstance(part, offload):
+            yield f"offload moves pages at every decode step: {gaps}"
 
 
 def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply) -> str | None:
@@ -72,7 +99,7 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
         problem = (
             f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
         )
-    elif need in (TRUTH, FUTURE):
+    elif need in (TRUTH, FUTURE, KEY_NORM):
         problem = ""
     else:
         tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm}

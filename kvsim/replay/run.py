@@ -15,6 +15,7 @@ from kvsim.replay.needs import check_needs
 from kvsim.replay.parts import finished
 from kvsim.replay.pool import Failures, do_all
 from kvsim.replay.result import Run
+from kvsim.replay.share import shared_limits
 from kvsim.replay.work import Work
 from kvsim.trace.open import Trace, open_trace
 
@@ -67,7 +68,7 @@ def replay(
     check_needs(opened, asked)
     tasks = asked.tasks
     with Draft(target, about(opened, asked, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))) as draft:
-        work = Work(opened, asked, draft.parts, strict)
+        work = Work(opened, asked, draft.parts, strict, shared_limits(opened, asked, draft.path / "limits.json"))
         done = finished(draft.parts, tasks)
         left = [t for t in tasks if t not in set(done)]
         if strict:

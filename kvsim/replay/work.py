@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
@@ -19,10 +18,11 @@ from kvsim.geometry import Layer, Request
 from kvsim.policies.protocol import Part
 from kvsim.replay.asked import Asked, Task, jobs_of
 from kvsim.replay.floor import noise_floor
+from kvsim.replay.lanes import source_of
 from kvsim.replay.laws import check_laws
 from kvsim.replay.parts import read_part, write_part
-from kvsim.trace.bits import widen
-from kvsim.trace.open import Lane, Trace
+from kvsim.replay.share import Limits
+from kvsim.trace.open import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class Work:
     asked: Asked
     parts: Path
     strict: bool = False
+    limits: Limits = field(default_factory=dict)
 
     def do(self, task: Task) -> None:
         """Replays one task and writes its part. Raises KvsimError, whatever went wrong."""
@@ -63,7 +64,13 @@ class Work:
 
     def _tables(self, source: Source, layer: Layer) -> list[dict[str, pa.Table]]:
         """Of every policy, its tables that have rows."""
-        jobs = [jobs_of(entry.policy, layer) for entry in self.asked.entries]
+        jobs = [
+            [
+                replace(j, limits=self.limits.get((entry.policy.id, source.request.id, layer.id)))
+                for j in jobs_of(entry.policy, layer)
+            ]
+            for entry in self.asked.entries
+        ]
         results = iter(
             run_layer(
                 source,
@@ -85,23 +92,6 @@ class Work:
                     )
             found.append({name: pa.concat_tables(pieces) for name, pieces in parts.items() if any(p.num_rows for p in pieces)})
         return found
-
-
-def source_of(lane: Lane) -> Source:
-    """The arrays of a trace as the engine takes them."""
-    return Source(
-        layer=lane.layer,
-        request=lane.request,
-        k=lane.k,
-        v=lane.v,
-        steps=lane.steps,
-        t=lane.t,
-        q=widen(lane.q).astype(np.float32),
-        window_q=widen(lane.window_q).astype(np.float32),
-        k_pre=lane.k_pre,
-        mass=lane.mass,
-        wo_norm=lane.wo_norm,
-    )
 
 
 def _blamed(error: BaseException) -> str:

@@ -30,6 +30,7 @@ def lane(
     window: int | None = None,
     evidence: tuple[tuple[int, int], ...] = (),
     stride: int = 1,
+    among: tuple[int, ...] = (3,),
     seed: int = 0,
 ) -> Source:
     """Random keys, values and queries in `dtype`; size: what queries are multiplied by; whole: small whole numbers, so that scores tie;
@@ -45,7 +46,7 @@ def lane(
     q, window_q = (draw(n, q_heads, key_dim) * np.float32(size) for n in (len(at), rows))
     layer = Layer(
         3, "sliding" if window else "full", q_heads, kv_heads, key_dim, value_dim, 0.5, (key_dim + value_dim) * ITEMSIZE[dtype], dtype,
-        softcap=softcap, window=window, sinks=tuple(rng.standard_normal(q_heads) * size) if sinks else None, among=(3,),
+        softcap=softcap, window=window, sinks=tuple(rng.standard_normal(q_heads) * size) if sinks else None, among=among,
     )  # fmt: skip
     spans = tuple(Span(f"s{i}", a, b, "evidence") for i, (a, b) in enumerate(evidence) if b <= total)
     request = Request(7, prompt, total, "synthetic", rng.integers(0, 4, total).astype(np.int8), spans)

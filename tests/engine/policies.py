@@ -22,9 +22,23 @@ STATELESS = [
     "recency(read=pages(3), page=4, sinks=1)",
     "random_read(read=pages(3), page=4, seed=5)",
 ]
-BLIND = ["streaming_llm(sinks=2, hold=tokens(17))", "snapkv(hold=tokens(20), window=5)", "adakv(hold=tokens(20), window=5)"]
+BLIND = [
+    "streaming_llm(sinks=2, hold=tokens(17))",
+    "snapkv(hold=tokens(20), window=5)",
+    "adakv(hold=tokens(20), window=5)",
+    "pyramidkv(hold=tokens(20), window=5)",
+    "criticalkv(hold=tokens(20), window=5)",
+    'criticalkv(hold=tokens(20), window=5, base="adakv", compat=True)',
+    "defensivekv(hold=tokens(20), window=5)",
+    'defensivekv(hold=tokens(20), window=5, scope="model", compat=True)',
+    "knorm(hold=tokens(15))",
+    "random_keep(hold=tokens(15), seed=3)",
+]
+SEEING = ["oracle_keep(hold=tokens(15))"]  # the future: a shorter trace has another one
 WATCHING = [
     "h2o(hold=tokens(18), recent=0.3, sinks=1)",
+    'h2o(hold=tokens(18), decay=0.9, norm="queries")',
+    "pools(hold=tokens(18), sinks=2, recent=5, heavy=4)",
     "tova(hold=tokens(15))",
     "qevict(hold=share(0.5), sinks=2, window=4, period=3, recent=tokens(6))",
 ]
@@ -38,5 +52,5 @@ CHAINS = [
     "adakv(hold=tokens(20), window=5) >> quest(read=mass(eps=0.3), page=4)",
     "snapkv(hold=tokens(20), window=5) >> kivi(group=2, residual=8)",
 ]
-EVICTING = BLIND + WATCHING + [c for c in CHAINS if not c.startswith("kivi")]
-ALL = STATELESS + BLIND + WATCHING + CHAINS
+EVICTING = BLIND + SEEING + WATCHING + [c for c in CHAINS if not c.startswith("kivi")]
+ALL = STATELESS + BLIND + SEEING + WATCHING + CHAINS

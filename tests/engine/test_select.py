@@ -92,6 +92,42 @@ def test_heads_that_share_a_budget_spend_it_where_the_best_rows_are(seed, heads,
         assert np.flatnonzero(got[h] == FULL).tolist() == naive.survivors(score[h], np.zeros(n, bool), kept[h])
 
 
+@given(seeds, st.integers(1, 4), st.integers(1, 20), st.sampled_from([0.0, 0.2, 0.9]))
+@settings(deadline=None, max_examples=100)
+def test_a_shared_budget_is_spent_to_the_last_row_whatever_is_protected(seed, heads, n, own):
+    rng, pos, valid = slots(seed, heads, n)
+    protect, limit = (rng.random((heads, n)) < rng.random((heads, 1))) & valid, np.full(heads, int(rng.integers(1, n + 1)))
+    got = cut(Ranking(rng.random((heads, n)), protect, own=own), pos, valid, limit, {FULL: 8.0}) == FULL
+    assert got.sum() == min(valid.sum(), max(limit.sum(), protect.sum()))
+    assert (got | ~protect).all()
+
+
+def test_what_one_head_protects_beyond_its_limit_the_others_pay_for():
+    """8 rows protected in one head and none in the other, a limit of 4 each: nothing is left to share."""
+    protect = np.repeat([[True], [False]], 8, 1)
+    for own in (0.0, 0.5):
+        ranking = Ranking(np.ones((2, 8)), protect, own=own)
+        got = cut(ranking, np.tile(np.arange(8), (2, 1)), np.ones((2, 8), bool), np.array([4, 4]), {FULL: 8.0})
+        assert (got == FULL).sum(1).tolist() == [8, 0]
+
+
+def test_a_head_with_few_rows_leaves_its_share_to_the_others():
+    valid = np.array([[True, True, False, False, False, False], [True] * 6])
+    ranking = Ranking(np.array([[9.0, 8, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]]), own=0.9)
+    got = cut(ranking, np.where(valid, np.arange(6), -1), valid, np.array([4, 4]), {FULL: 8.0})
+    assert (got == FULL).sum(1).tolist() == [2, 6]
+
+
+def test_a_stage_takes_only_what_is_among_its_own_and_passes_nothing_on():
+    """Three of four places at full tier are for units 0 to 2, and one of them lies half outside; the last stage has one place."""
+    unit = np.array([[0, 0, 1, 1, 2, 2, 3, 3]])
+    among = np.array([[True, True, True, False, True, True, False, False]])
+    stages = (Stage(0.75, FULL, among=among), Stage(0.25, FULL))
+    ranking = Ranking(np.array([[1.0, 1, 9, 9, 2, 2, 5, 5]]), unit=unit, stages=stages)
+    got = cut(ranking, np.arange(8)[None], np.ones((1, 8), bool), np.array([8]), {FULL: 8.0})
+    assert got.tolist() == [[FULL, FULL, FULL, FULL, FULL, FULL, GONE, GONE]]  # 2 and 0, then 1: the third place stays empty
+
+
 # ------------------------------------------------------------------------------------------------ pages
 def test_forced_pages():
     ids, t = np.array([0, 1, 2, 3, 5]), np.array([11, 14, 20])
@@ -174,15 +210,17 @@ def test_a_ranking_that_is_none_is_refused(words):
         run(lane(), keep)
 
 
-@pytest.mark.parametrize("ask", ["mass", "window"])
+ASKED = {"mass": "prefill_mass", "window": r"window\(4\)", "wo_norm": "wo_norm", "key_norm": "key_norm", "future": "future"}
+
+
+@pytest.mark.parametrize("ask", ASKED)
 def test_what_is_not_declared_is_refused(ask):
     def start(self, prefix, seen):
-        return State(), Ranking(prefix.by_kv_head(prefix.mass() if ask == "mass" else prefix.window(4)[0]))
+        prefix.window(4) if ask == "window" else getattr(prefix, ask)()
+        return State(), None
 
     keep = dataclasses.dataclass(frozen=True)(type("broken", (Broken,), {"start": start, "step": lambda *a: None}))()
-    with pytest.raises(
-        WrongUse, match=f"broken looks at {'prefill_mass' if ask == 'mass' else 'window.4.'} but does not declare it in needs"
-    ):
+    with pytest.raises(WrongUse, match=f"broken looks at {ASKED[ask]} but does not declare it in needs"):
         run(lane(), keep)
 
 

@@ -9,12 +9,14 @@ import math
 import numpy as np
 
 from tests import naive
+from tests.engine import twin_keeps
+from tests.engine.twin_windows import Windows
 
 LOG2E, NO_SINK = math.log2(math.e), -1e300
 FAR_FIRST, FAR_LAST = 4, 64
 
 
-class Twin:
+class Twin(Windows):
     """ledger[i][h] and heads[i][q]: a row each as a dict. held[i][h]: {position: "full" | "coded"} after step i; read[i][q]: positions;
     pages[i][q]: pages. margin: the smallest difference that a decision rested on; below some 1e-12 nobody can say who is right.
     largest: of all logits."""
@@ -30,14 +32,18 @@ class Twin:
         self.margin, self.largest = math.inf, 1.0
         self.ledger, self.heads, self.held, self.read, self.pages = [], [], [], [], []
         self.live = [{} for _ in self.heads_kv]  # kv head -> {position: the row's key and value as attention sees them}
-        self.acc = [{} for _ in self.heads_kv]
-        self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: its group}
+        self.acc, self.asked = [{} for _ in self.heads_kv], [{} for _ in self.heads_kv]
+        self.coded = [{"k": {}, "v": {}} for _ in self.heads_kv]  # kv head -> side -> {position: what its code costs}
+        self.kept = [{} for _ in self.heads_kv]  # kv head -> {position: its window} of full rows whose codes are kept beside
+        self.fresh = [{} for _ in self.heads_kv]
+        self.salience = {}  # of prompt rows, by (kv head, position)
         self.ranked_at, self.sets = None, [[set() for _ in self.group] for _ in self.heads_kv]
         self._run()
 
     def _run(self):
         for p in range(self.lay.first_visible(self.prompt - 1), self.prompt):
             self._append(p)
+        self._probe()
         self._first_cut()
         self._code()
         last = self.prompt - 1
@@ -52,10 +58,12 @@ class Twin:
 
     def _append(self, p):
         for h in self.heads_kv:
-            self.live[h][p], self.acc[h][p] = (self.k[h][p], self.v[h][p]), 0.0
+            self.live[h][p] = self.k[h][p], self.v[h][p]
+            self.acc[h][p] = self.asked[h][p] = self.fresh[h][p] = 0.0
 
     def _drop(self, h, p):
-        for book in (self.live[h], self.acc[h], self.coded[h]["k"], self.coded[h]["v"]):
+        coded = self.coded[h]["k"], self.coded[h]["v"]
+        for book in (self.live[h], self.acc[h], self.asked[h], self.fresh[h], self.kept[h], *coded):
             book.pop(p, None)
 
     # ------------------------------------------------------------------------------------------------ one step
@@ -66,8 +74,9 @@ class Twin:
         weights = [[self._own(i, h, g, reads[h][g]) for g in self.group] for h in self.heads_kv]
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
-        self._cut(t, weights)
-        coded = self._code()
+        routed = self.route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
+        self._cut(i, t, weights)
+        coded = self._code(weights, int(self.src.steps[i])) if routed is None else routed
         self.ledger.append(
             [
                 rows[h] | self._held_row(t, h) | {"write_bytes": self.lay.row_bytes + self._index_bytes() + coded[h]}
@@ -190,14 +199,24 @@ class Twin:
 
     # ------------------------------------------------------------------------------------------------ keep and store
     def _limit(self, t):
-        return max(1, self._tokens(self.keep.hold, t))
+        limit = max(1, self._tokens(self.keep.hold, t))
+        if self.kind == "pyramidkv":
+            return twin_keeps.pyramid_limit(self.keep, limit, self.prompt, self.lay.id, self.lay.among)
+        return limit
 
     def _first_cut(self):
         t = self.prompt - 1
-        if self.kind == "h2o" and self.keep.prefill == "captured":
+        if self.kind in twin_keeps.ONCE:
+            for h, keep in enumerate(twin_keeps.window_cut(self, t)):
+                for p in [p for p in self.live[h] if p not in keep]:
+                    self._drop(h, p)
+            return
+        if self.kind == "pools" or (self.kind == "h2o" and self.keep.prefill == "captured"):
+            width = self.lay.window or self.prompt
             for h in self.heads_kv:
                 for p in self.acc[h]:
                     self.acc[h][p] = sum(float(self.src.mass[h * len(self.group) + g, p]) for g in self.group)
+                    self.asked[h][p] = min(self.prompt, p + width) - p
         last = self.src.window_q[-1].astype(np.float64)
         self.q, decode = last[None], self.q
         weights = (
@@ -206,29 +225,22 @@ class Twin:
             else None
         )
         self.q = decode
-        self._cut(t, weights, first=True)
+        self.paid = twin_keeps.paid(self) if self.kind == "oracle_keep" else None
+        self._cut(-1, t, weights)
+        if self.kind == "qevict":
+            self.born(t)
+            self.cut_windows(t)
 
-    def _cut(self, t, weights, first=False):
-        if self.kind == "full":
+    def _cut(self, i, t, weights):
+        if self.kind in ("full", "qevict") or self.kind in twin_keeps.ONCE:
             return
         limit = self._limit(t)
-        mean = {}
-        if self.kind == "tova":
-            mean = {
-                p: sum(weights[h][g].get(p, 0.0) for h in self.heads_kv for g in self.group) / self.lay.q_heads
-                for p in self.live[0]
-            }
+        score, safe = (None, None) if self.kind == "streaming_llm" else twin_keeps.scores(self, i, t, weights)
         for h in self.heads_kv:
             if self.kind == "streaming_llm":
                 keep = {p for p in self.live[h] if p < self.keep.sinks or p > t - (limit - self.keep.sinks)}
-            elif self.kind == "tova":
-                keep = self._heaviest(mean, set(), limit)
             else:
-                if not first:
-                    for p in self.live[h]:
-                        self.acc[h][p] = self.keep.decay * self.acc[h][p] + sum(weights[h][g].get(p, 0.0) for g in self.group)
-                recent = max(1, math.floor(self.keep.recent * limit + 1e-9))
-                keep = self._heaviest(self.acc[h], {p for p in self.live[h] if p < self.keep.sinks or p > t - recent}, limit)
+                keep = self._heaviest(score[h], safe & {*self.live[h]}, limit)
             for p in [p for p in self.live[h] if p not in keep]:
                 self._drop(h, p)
 
@@ -239,29 +251,96 @@ class Twin:
             self._rests_on(last - next_, inexact=last != 0)
         return {*order[: max(limit, len(safe))]}
 
-    def _code(self):
-        """KIVI over the tokens still held -> bytes that encoding wrote, per kv head."""
+    def _code(self, weights=None, step=-1):
+        """The store over the tokens still held -> bytes that encoding wrote, per kv head."""
         written = [0] * len(self.heads_kv)
-        if self.store is None:
-            return written
-        s, lay = self.store, self.lay
-        for h in self.heads_kv:
-            held, coded = sorted(self.live[h]), self.coded[h]
-            waiting = [p for p in held if p not in coded["k"]]
-            waiting = waiting[: len(waiting) // s.residual * s.residual] if s.k_bits < 16 else []
-            written[h] += len(waiting) * lay.key_dim * s.k_bits // 8 + len(waiting) // s.group * 4 * lay.key_dim
-            for a in range(0, len(waiting), s.group):
-                rows = waiting[a : a + s.group]
-                back = np.array([naive.minmax_roundtrip(self.k[h][rows, j].tolist(), s.k_bits) for j in range(lay.key_dim)]).T
-                for p, key in zip(rows, back, strict=True):
-                    coded["k"][p], self.live[h][p] = rows[0], (np.float64(np.float32(key)), self.live[h][p][1])
-            older = [p for p in held[: max(0, len(held) - s.residual)] if p not in coded["v"] and s.v_bits < 16]
-            written[h] += len(older) * lay.value_dim * s.v_bits // 8 + len(older) * 4 * -(-lay.value_dim // s.group)
-            for p in older:
-                parts = [self.v[h][p, c : c + s.group].tolist() for c in range(0, lay.value_dim, s.group)]
-                back = np.array([x for part in parts for x in naive.minmax_roundtrip(part, s.v_bits)])
-                coded["v"][p], self.live[h][p] = p, (self.live[h][p][0], np.float64(np.float32(back)))
+        if self.store is not None:
+            for h in self.heads_kv:
+                written[h] = getattr(self, f"_{type(self.store).__name__}")(h, weights, step)
         return written
+
+    def _put(self, h, side, rows, back, bits, own, shared):
+        """Rows that were encoded together, decoded numbers [n, d]; bits a row, bytes of metadata of each and of all -> bytes written."""
+        for p, x in zip(rows, back, strict=True):
+            key, value = self.live[h][p]
+            x = np.float64(np.float32(x))
+            self.live[h][p] = (x, value) if side == "k" else (key, x)
+            self.coded[h][side][p] = rows[0], bits, own, shared
+        return len(rows) * (bits + 8 * own) // 8 + shared if rows else 0
+
+    def _kivi(self, h, weights, step):
+        s, lay, held = self.store, self.lay, sorted(self.live[h])
+        waiting, written = [p for p in held if p not in self.coded[h]["k"]], 0
+        waiting = waiting[: len(waiting) // s.residual * s.residual] if s.k_bits < 16 else []
+        for a in range(0, len(waiting), s.group):
+            rows = waiting[a : a + s.group]
+            self._put(h, "k", rows, self._by_channel(self.k[h][rows], s.k_bits), lay.key_dim * s.k_bits, 0, 4 * lay.key_dim)
+        written += len(waiting) * lay.key_dim * s.k_bits // 8 + len(waiting) // s.group * 4 * lay.key_dim
+        older = [p for p in held[: max(0, len(held) - s.residual)] if p not in self.coded[h]["v"] and s.v_bits < 16]
+        scales = 4 * -(-lay.value_dim // s.group)
+        for p in older:
+            parts = [self.v[h][p, c : c + s.group].tolist() for c in range(0, lay.value_dim, s.group)]
+            back = [x for part in parts for x in naive.minmax_roundtrip(part, s.v_bits)]
+            self._put(h, "v", [p], [back], lay.value_dim * s.v_bits, 0, scales)
+        return written + len(older) * lay.value_dim * s.v_bits // 8 + len(older) * scales
+
+    def _fp8(self, h, weights, step):
+        s, held, written = self.store, sorted(self.live[h]), 0
+        for side, exact, bits in (("k", self.k[h], s.k_bits), ("v", self.v[h], s.v_bits)):
+            for p in [p for p in held[: max(0, len(held) - s.residual)] if p not in self.coded[h][side] and bits < 16]:
+                scale = float(np.float32(np.abs(exact[p]).max() / 448)) or 1.0 if s.scale == "token" else 1.0
+                back = [naive.nearest_e4m3(x / scale) * scale for x in exact[p]]
+                written += self._put(h, side, [p], [back], 8 * len(back), 4 if s.scale == "token" else 0, 0)
+        return written
+
+    def _zipcache(self, h, weights, step):
+        s, written = self.store, 0
+        if step < 0:
+            n = self._visible(self.prompt - 1)
+            first, probes = self.prompt - n, n if s.probes == "columns" else min(s.window, self.prompt)
+            score = {
+                p: self.salience[h, p] / (n - (p - first) if s.divisor == "tokens" else min(self.prompt - p, probes))
+                for p in self.live[h]
+            }
+        elif (step + 1) % s.period:
+            return 0
+        else:
+            score = {p: sum(weights[h][g].get(p, 0.0) for g in self.group) for p in self.live[h] if p not in self.coded[h]["k"]}
+        order = sorted(score, key=lambda p: (-score[p], p))
+        low = math.floor(s.unimportant * len(order) + 1e-9)
+        if 0 < low < len(order):
+            self._rests_on(score[order[-low - 1]] - score[order[-low]], inexact=score[order[-low]] != 0)
+        for rows, bits in ((sorted(order[: len(order) - low]), s.high), (sorted(order[len(order) - low :]), s.low)):
+            if not rows:
+                continue
+            lay, values = self.lay, self.v[h][rows]
+            written += self._put(h, "k", rows, self._by_channel(self.k[h][rows], bits), lay.key_dim * bits, 0, 4 * lay.key_dim)
+            scale = [float(np.float16(math.sqrt(max(abs(x) for x in column)))) or 1.0 for column in values.T]
+            back = [np.array(naive.minmax_roundtrip((row / scale).tolist(), bits)) * scale for row in values]
+            written += self._put(h, "v", rows, back, lay.value_dim * bits, 4, 2 * lay.value_dim)
+        return written
+
+    def _by_channel(self, x, bits):
+        return np.array([naive.minmax_roundtrip(column.tolist(), bits) for column in x.T]).T
+
+    def _probe(self):
+        """The attention that prompt rows gave, summed as zipcache asks for it."""
+        if getattr(self.store, "probes", None) is None:
+            return
+        for h in self.heads_kv:
+            for g in self.group:
+                q_head = h * len(self.group) + g
+                for p in self.live[h]:
+                    mass = float(self.src.mass[q_head, p]) if self.store.probes == "columns" else 0.0
+                    self.salience[h, p] = self.salience.get((h, p), 0.0) + mass
+                if self.store.probes == "window":
+                    rows = min(self.store.window, self.prompt)
+                    decode, self.q = self.q, self.src.window_q[len(self.src.window_q) - rows :].astype(np.float64)
+                    for i, u in enumerate(range(self.prompt - rows, self.prompt)):
+                        seen = [p for p in sorted(self.live[h]) if self.lay.first_visible(u) <= p <= u]
+                        for p, a in self._own(i, h, g, seen).items():
+                            self.salience[h, p] += a
+                    self.q = decode
 
     # ------------------------------------------------------------------------------------------------ rows of the ledger
     def _index_bytes(self):
@@ -277,13 +356,10 @@ class Twin:
         """(rows and codes, scales and zeros) of some rows of a kv head."""
         lay, key = self.lay, self.lay.row_bytes * self.lay.key_dim // (self.lay.key_dim + self.lay.value_dim)
         rows = meta = 0
-        for side, dim, exact in (("k", lay.key_dim, key), ("v", lay.value_dim, lay.row_bytes - key)):
-            coded = [p for p in positions if p in self.coded[h][side]]
-            rows += (len(positions) - len(coded)) * exact
-            if coded:
-                bits, groups = getattr(self.store, f"{side}_bits"), {self.coded[h][side][p] for p in coded}
-                rows += len(coded) * dim * bits // 8
-                meta += len(groups) * 4 * (dim if side == "k" else -(-dim // self.store.group))
+        for side, exact in (("k", key), ("v", lay.row_bytes - key)):
+            coded = [self.coded[h][side][p] for p in positions if p in self.coded[h][side]]
+            rows += (len(positions) - len(coded)) * exact + sum(bits for _, bits, _, _ in coded) // 8
+            meta += sum(own for _, _, own, _ in coded) + sum({name: shared for name, _, _, shared in coded}.values())
         return rows, meta
 
     def _read_row(self, t, h, reads, picked):
@@ -291,17 +367,22 @@ class Twin:
         rows, meta = self._bytes(h, union)
         row = {"pos": t, "visible_tokens": self._visible(t), "read_tokens": len(union), "read_bytes": rows, "meta_bytes": meta,
                "index_bytes": picked[2] * self._index_bytes(),
-               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self.kind in ("h2o", "tova") else 0}  # fmt: skip
+               "score_bytes": 2 * len(self.group) * len(self.live[h]) * 4 if self._looks(t) else 0}  # fmt: skip
         if size:
             pages = set().union(*picked[0])
             runs = sum(p - 1 not in pages for p in pages)
             row |= {"read_pages": len(pages), "read_runs": runs, "page_bytes": len(pages) * size * self.lay.row_bytes}
         return row
 
+    def _looks(self, t):
+        period = getattr(self.store, "period", None)
+        return self.kind in ("h2o", "tova", "pools", "qevict") or (period is not None and (t - self.prompt + 1) % period == 0)
+
     def _held_row(self, t, h):
         held, size = sorted(self.live[h]), self.policy.page
         rows, meta = self._bytes(h, held)
         quant = len(self.coded[h]["k"])
+        meta += self.kept_bytes(h)
         row = {"held_tokens": len(held), "quant_tokens": quant, "full_tokens": len(held) - quant, "evicted_tokens": self._visible(t) - len(held),
                "resident_bytes": rows, "meta_resident_bytes": meta}  # fmt: skip
         pages = len({p // size for p in held}) if size else 0
@@ -336,7 +417,7 @@ class Twin:
             "cosine": _cosine(out, full), "out_bound": 2 * mass({*visible} - {*read}) * max(np.linalg.norm(self.v[h][pos]) for pos in visible),
             "read_tokens": len(read), "rounds": picked[3],
         }  # fmt: skip
-        if self.store is not None:
+        if self.store is not None or self.kind == "qevict":
             row |= {"err_select": _relative(exact, full), "err_k": _relative(mixed, full), "err_v": row["rel_l2"]}
         if self.src.request.evidence:
             weight = dict(zip(read, e, strict=True))

@@ -126,12 +126,15 @@ def test_own_softmax(seed, heads, group, n, size, cap, sinks, each):
 @given(scenes)
 @settings(deadline=None, max_examples=60)
 def test_tally(scene):
-    """Groups lie one after the other, as rows that were encoded together do."""
-    union = scene.chosen.any(1)
-    key_group, value_group = np.sort(scene.rng.integers(0, 9, (2, len(scene.pos))), axis=1)
-    counts = np.zeros((scene.steps, 7), np.int64)
-    sparse.tally(scene.flags, scene.start, union, key_group, value_group, counts)
-    want = [naive.tally(f, u, scene.page, key_group, value_group) for f, u in zip(scene.flags, union, strict=True)]
+    """Groups lie anywhere among each other; what a group shares is the same for all its rows."""
+    union, n = scene.chosen.any(1), len(scene.pos)
+    keys, values = scene.rng.integers(0, 9, (2, sparse.COSTS, n))
+    for cost in (keys, values):
+        cost[sparse.GROUP_META] = scene.rng.integers(0, 99, 9)[cost[sparse.GROUP]]
+    flags = scene.flags | scene.rng.choice([0, sparse.KEY_KEPT, sparse.VALUE_KEPT], scene.flags.shape).astype(np.uint8)
+    counts = np.zeros((scene.steps, sparse.COUNTS), np.int64)
+    sparse.tally(flags, scene.start, union, keys, values, counts)
+    want = [naive.tally(f, u, scene.page, keys.T.tolist(), values.T.tolist()) for f, u in zip(flags, union, strict=True)]
     assert counts.tolist() == want
 
 

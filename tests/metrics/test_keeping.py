@@ -119,7 +119,7 @@ HEADS = frame(
 
 def test_a_lost_tier_is_added_to_what_is_evicted():
     found = values(tier_metrics(TIERS, HEADS))
-    assert found["fmm_tier_disabled"] == pytest.approx(0.3 + 0.15)
+    assert found["fmm_tier_disabled"] == pytest.approx(0.3 + 0.15 + 0.15)
     assert found["without_coded"] == 0.5
     steps = tiers_over_steps(TIERS, HEADS, 1)
     assert dict(steps.select("part", "mass").rows())["gone for good"] == pytest.approx(0.3)

@@ -102,6 +102,11 @@ def test_the_largest_remainders_make_the_total(weights):
     assert (np.abs(parts - raw) < 1 + 1e-6).all()
 
 
+def test_no_part_is_larger_than_what_there_is():
+    assert largest_remainder([6.4, 1.6, 2.0], 10, np.array([3, 9, 9])).tolist() == [3, 3, 4]  # 4 left over, by remainder in turn
+    assert largest_remainder([4.0, 0.0], 4, np.array([1, 3])).tolist() == [1, 3]
+
+
 def test_ties_of_remainders_go_to_the_lower_index():
     assert largest_remainder([1.5, 1.5, 1.0], 4).tolist() == [2, 1, 1]
     assert largest_remainder([0.25, 0.5, 0.25], 1).tolist() == [0, 1, 0]

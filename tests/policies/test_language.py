@@ -112,7 +112,7 @@ def test_a_chain_is_plain_data(chain):
 def test_the_canonical_form_shows_every_parameter():
     text = canonical(parse('h2o(hold=share(0.2)) >> kivi(bits=4) >> quest(read=tokens(512), heads="max")'))
     assert text == (
-        'h2o(hold=share(0.2, of="visible"), recent=0.5, sinks=0, decay=1, prefill="captured")'
+        'h2o(hold=share(0.2, of="visible"), recent=0.5, sinks=0, decay=1, norm="none", prefill="captured")'
         " >> kivi(k_bits=4, v_bits=4, group=32, residual=128)"
         ' >> quest(read=tokens(512), page=16, sinks=0, recent=0, tail="forced", refresh=1,'
         ' index=boxes(n=1, by="order", dtype="kv", rounding="outward", keys="exact", rotate="none"), heads="max", private=1,'

@@ -1,6 +1,7 @@
 """H2O: heavy hitters by accumulated attention, and the most recent tokens.
 
-acc, per kv head, is the attention that each token held received, summed over the query heads of the group and over time."""
+acc, per kv head, is the attention that each token held received, summed over the query heads of the group and over time; norm="queries"
+ranks by acc divided by the number of queries that paid it, so that a token's age does not count."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ class h2o(Keep):
     recent: float = 0.5
     sinks: int = 0
     decay: float = 1.0
+    norm: Literal["none", "queries"] = "none"
     prefill: Literal["captured", "zeros"] = "captured"
 
     def __post_init__(self) -> None:
@@ -51,21 +53,30 @@ class h2o(Keep):
         return self.sinks + self._window(limit)
 
     def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
-        acc = prefix.by_kv_head(prefix.mass()) if self.prefill == "captured" else np.zeros(seen.pos.shape)
-        return State({"acc": acc}), self._rank(acc, seen)
+        captured = self.prefill == "captured"
+        acc = prefix.by_kv_head(prefix.mass()) if captured else np.zeros(seen.pos.shape)
+        state = State({"acc": acc})
+        if self.norm == "queries":
+            state.slots["queries"] = prefix.queries() if captured else np.zeros(acc.shape)
+        return state, self._rank(state, seen)
 
     def step(self, state: State, seen: Seen) -> Ranking | None:
         assert seen.a is not None
         acc = state.slots["acc"]
         acc *= self.decay
         acc += seen.a.sum(axis=1)
-        return self._rank(acc, seen)
+        if self.norm == "queries":
+            state.slots["queries"] = self.decay * state.slots["queries"] + 1  # a weighted mean, when sums fade
+        return self._rank(state, seen)
 
     def _window(self, limit: int) -> int:
         """The most recent tokens that are protected; the newest always is."""
         return max(1, whole(self.recent * limit))
 
-    def _rank(self, acc: Floats, seen: Seen) -> Ranking:
+    def _rank(self, state: State, seen: Seen) -> Ranking:
+        score: Floats = state.slots["acc"]
+        if self.norm == "queries":
+            score = score / np.maximum(state.slots["queries"], 1)
         recent = np.array([self._window(limit) for limit in seen.limit.tolist()])[:, None]
         kept = (seen.pos < self.sinks) | (seen.pos > seen.t - recent)
-        return Ranking(acc, protect=kept & seen.valid)
+        return Ranking(score, protect=kept & seen.valid)

@@ -30,6 +30,7 @@ class snapkv(Keep):
     pool: Literal["avg", "max"] = "avg"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         expect(self, "window", self.window >= 1, "1 prompt query or more")
         expect(self, "kernel", self.kernel >= 1 and self.kernel % 2 == 1, "an odd number of tokens, so that pooling is centred")
 
@@ -41,11 +42,7 @@ class snapkv(Keep):
         return self.window
 
     def start(self, prefix: Prefix, seen: Seen) -> tuple[State, Ranking | None]:
-        protect = seen.pos > seen.t - self.window
-        mass = prefix.window(self.window).sum(axis=0)  # [Hq, n]
-        past = ~protect[0]
-        mass[:, past] = self._pooled(mass[:, past])
-        return State(), Ranking(prefix.by_kv_head(mass) / prefix.layer.group, protect, own=self.own)
+        return State(), Ranking(self._score(prefix, seen), seen.pos > seen.t - self.window, own=self.own)
 
     def step(self, state: State, seen: Seen) -> Ranking | None:
         return None
@@ -55,11 +52,20 @@ class snapkv(Keep):
         """The part of an equal share that each kv head is sure of."""
         return 1.0
 
-    def _pooled(self, mass: Floats) -> Floats:
-        """[Hq, n] smoothed over neighbours: an average counts zeros beyond the ends, a maximum nothing."""
-        if not mass.shape[1]:
-            return mass
-        edge, half = (0.0 if self.pool == "avg" else -np.inf), self.kernel // 2
-        near = sliding_window_view(np.pad(mass, ((0, 0), (half, half)), constant_values=edge), self.kernel, axis=1)
-        pooled: Floats = near.mean(axis=-1) if self.pool == "avg" else near.max(axis=-1)
-        return pooled
+    def _score(self, prefix: Prefix, seen: Seen) -> Floats:
+        """[Hkv, n]: the pooled attention to what lies before the window, summed over its queries, the mean of the group."""
+        mass = prefix.window(self.window).sum(axis=0)  # [Hq, n]
+        past = seen.pos[0] <= seen.t - self.window
+        mass[:, past] = pooled(mass[:, past], self.kernel, self.pool)
+        return prefix.by_kv_head(mass) / prefix.layer.group
+
+
+def pooled(mass: Floats, kernel: int, pool: str) -> Floats:
+    """[..., n] smoothed over `kernel` neighbours: an average counts zeros beyond the ends, a maximum nothing."""
+    if not mass.shape[-1]:
+        return mass
+    edge, half = (0.0 if pool == "avg" else -np.inf), kernel // 2
+    beyond = [(0, 0)] * (mass.ndim - 1) + [(half, half)]
+    near = sliding_window_view(np.pad(mass, beyond, constant_values=edge), kernel, axis=-1)
+    smooth: Floats = near.mean(axis=-1) if pool == "avg" else near.max(axis=-1)
+    return smooth

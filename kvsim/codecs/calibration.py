@@ -1,0 +1,83 @@
+"""Calibration files: numbers that a codec needs from other data than it codes, and where they came from.
+
+An .npz without pickles: arrays, and "about", a JSON text: schema, kind (whose numbers), options it was made with, trace {id, sha256}."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import re
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import WrongUse
+
+SCHEMA = "kvsim.calibration/1"
+MAKE = "kvsim calibrate TRACE -p POLICY -o FILE makes one"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A file as it was read; two are equal when their bytes are."""
+
+    path: str = field(compare=False)
+    digest: str  # sha256 of its bytes, 12 digits
+    about: dict[str, Any] = field(compare=False, repr=False)
+    arrays: dict[str, NDArray[np.float64]] = field(compare=False, repr=False)
+
+    def array(self, name: str, layer: int, head: int | None = None) -> NDArray[np.float64]:
+        """The array of that name, of one kv head where it has one for each. Raises WrongUse for a layer or head it does not cover."""
+        if name not in self.arrays:
+            there = sorted({int(n.split(".")[0]) for n in self.arrays})
+            raise WrongUse(f"calibration {self.path}: nothing for layer {layer}, it covers the layers {there}; {MAKE}")
+        x = self.arrays[name]
+        if head is not None and head >= len(x):
+            raise WrongUse(f"calibration {self.path}: layer {layer} has {len(x)} kv heads there, and {head} is another")
+        return x if head is None else x[head]
+
+
+def load(name: str) -> Calibration:
+    """name: a path, or PATH@ and the first 12 digits of its sha256. Raises WrongUse for what is no calibration file, or has other digits."""
+    path, at, digits = name.rpartition("@")
+    if not at or not re.fullmatch("[0-9a-f]{12}", digits):
+        path, digits = name, hashlib.sha256(_bytes(name)).hexdigest()[:12]
+    return _read(path, digits)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: str, digest: str) -> Calibration:
+    raw = _bytes(path)
+    if (found := hashlib.sha256(raw).hexdigest()[:12]) != digest:
+        raise WrongUse(
+            f"calibration {path}: its sha256 begins with {found}, expected {digest}: another file; name it without @{digest}"
+        )
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+            about = json.loads(str(file["about"]))
+            arrays = {name: file[name].astype(np.float64) for name in file.files if name != "about"}
+    except (ValueError, KeyError, OSError, TypeError, AttributeError, zipfile.BadZipFile) as e:
+        raise WrongUse(f"calibration {path}: not a calibration file ({' '.join(str(e).split())}); {MAKE}") from None
+    if not isinstance(about, dict) or about.get("schema") != SCHEMA:
+        raise WrongUse(f"calibration {path}: not of schema {SCHEMA}; {MAKE}")
+    return Calibration(path, digest, about, arrays)
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as e:
+        raise WrongUse(f"calibration {path}: {e.strerror or e}; {MAKE}") from None
+
+
+def save(path: Path, about: dict[str, Any], arrays: dict[str, NDArray[np.float64]]) -> None:
+    """The same bytes for the same numbers."""
+    text = json.dumps({"schema": SCHEMA} | about, sort_keys=True)
+    with path.open("wb") as file:
+        np.savez(file, about=np.array(text), **{name: x.astype(np.float32) for name, x in sorted(arrays.items())})  # type: ignore[arg-type]

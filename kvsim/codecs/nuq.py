@@ -1,0 +1,133 @@
+"""Codes on a grid of learned levels, the numbers at both ends of the range kept exact (KVQuant, arXiv 2401.18079).
+
+A number is brought to [-1, 1] by an offset and a range, and its code is the nearest level there. Outliers, beyond two thresholds, are kept
+apart: a 16-bit number and a 16-bit index each, and per row a 32-bit pointer to where its own begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.codecs.calibration import Calibration
+from kvsim.codecs.coded import Coded
+from kvsim.errors import WrongUse
+from kvsim.geometry import Layer
+
+Floats = NDArray[np.float64]
+OUTLIER_BITS, POINTER_BYTES = 32, 4
+RANGE_BYTES = 4  # offset and range, fp16 each
+ROUNDS = 100  # of k-means, which comes to rest long before
+
+
+@dataclass(frozen=True)
+class nuq:
+    """side "k": thresholds, offsets and ranges per channel from the calibration; "v": per row, from the row itself."""
+
+    bits: int
+    outliers: float
+    side: str
+    calibration: Calibration
+    tokens = 1
+
+    def check(self, layer: Layer) -> None:
+        """Raises WrongUse for a layer that the calibration does not cover, or whose heads or keys are others."""
+        for head in range(layer.kv_heads):
+            edges = self.at(layer.id, head).edges
+            if edges is not None and edges.shape[1] != layer.key_dim:
+                raise WrongUse(
+                    f"calibration {self.calibration.path}: keys of layer {layer.id} have {edges.shape[1]} numbers there, here {layer.key_dim}"
+                )
+
+    def at(self, layer: int, head: int) -> coder:
+        """The codec of one kv head. Raises WrongUse when the calibration does not cover it."""
+        level = self.calibration.array(f"{layer}.{self.side}.level", layer)
+        if self.side == "v":
+            return coder(self.bits, self.outliers, level)
+        return coder(self.bits, self.outliers, level, self.calibration.array(f"{layer}.k.edges", layer, head))
+
+
+@dataclass(frozen=True, eq=False)
+class coder:
+    """level f64[2**bits], ascending in [-1, 1]; edges f64[4, d] of fixed ranges (low and high threshold, offset, range), or None: per row."""
+
+    bits: int
+    outliers: float
+    level: Floats
+    edges: Floats | None = None
+    tokens = 1
+
+    def encode(self, x: Floats) -> Coded:
+        """[m, rows, d] -> what is stored of it."""
+        if self.edges is None:
+            outlier = beyond(x, self.outliers)
+            offset, span = ranges(x, outlier, axis=-1)
+        else:
+            low, high, offset, span = self.edges
+            outlier = ((x < low) | (x > high)) & (self.outliers > 0)
+        values = np.where(outlier, x, nearest((x - offset) / np.where(span > 0, span, 1.0), self.level) * span + offset)
+        many = outlier.sum(axis=-1)
+        row_meta = (POINTER_BYTES if self.outliers > 0 else 0) + (RANGE_BYTES if self.edges is None else 0)
+        bits = self.bits * x.shape[-1] + OUTLIER_BITS * many
+        return Coded(values, bits, np.full(many.shape, row_meta), np.zeros(len(x), np.int64))
+
+    def once(self, dim: int) -> int:
+        """Bytes of levels, thresholds and ranges, fp16 each."""
+        return 2 * (len(self.level) + (0 if self.edges is None else self.edges.size))
+
+
+def thresholds(x: Floats, outliers: float, axis: int) -> tuple[Floats, Floats]:
+    """Between which all but the part `outliers` of the numbers lie, half of it at each end (linear quantiles)."""
+    low, high = np.quantile(x, [outliers / 2, 1 - outliers / 2], axis=axis, keepdims=True)
+    return low, high
+
+
+def beyond(x: Floats, outliers: float) -> NDArray[np.bool_]:
+    """The outliers of each row by thresholds of its own, which are outliers themselves."""
+    low, high = thresholds(x, outliers, axis=-1)
+    return np.asarray(((x <= low) | (x >= high)) & (outliers > 0))
+
+
+def ranges(x: Floats, outlier: NDArray[np.bool_], axis: int) -> tuple[Floats, Floats]:
+    """Middle and half width of the numbers that are no outliers; their median where all are."""
+    inside = ~outlier | outlier.all(axis=axis, keepdims=True)
+    low = np.where(inside, x, np.inf).min(axis=axis, keepdims=True)
+    high = np.where(inside, x, -np.inf).max(axis=axis, keepdims=True)
+    return (high + low) / 2, (high - low) / 2
+
+
+def nearest(x: Floats, level: Floats) -> Floats:
+    """The nearest of ascending levels; of two as near the lower."""
+    return level[np.searchsorted((level[1:] + level[:-1]) / 2, x)]
+
+
+def learned(x: Floats, bits: int) -> Floats:
+    """f64[2**bits]: levels of least squared error on numbers x, by k-means from even quantiles; ascending."""
+    x = np.sort(x.ravel())
+    sums = np.append(0.0, np.cumsum(x))
+    level = np.quantile(x, (np.arange(2**bits) + 0.5) / 2**bits)
+    for _ in range(ROUNDS):
+        cut = np.concatenate([[0], np.searchsorted(x, (level[1:] + level[:-1]) / 2), [len(x)]])
+        many = np.diff(cut)
+        new = np.where(many > 0, np.diff(sums[cut]) / np.maximum(many, 1), level)
+        if (new == level).all():
+            break
+        level = new
+    return level
+
+
+def of_keys(x: Floats, bits: int, outliers: float) -> dict[str, Floats]:
+    """What nuq needs of one layer's keys [Hkv, n, d]: "k.edges" [Hkv, 4, d] and "k.level"."""
+    low, high = thresholds(x, outliers, axis=1)
+    outlier = ((x < low) | (x > high)) & (outliers > 0)
+    offset, span = ranges(x, outlier, axis=1)
+    inside = ((x - offset) / np.where(span > 0, span, 1.0))[~outlier]
+    return {"k.edges": np.concatenate([low, high, offset, span], axis=1), "k.level": learned(inside, bits)}
+
+
+def of_values(x: Floats, bits: int, outliers: float) -> dict[str, Floats]:
+    """What nuq needs of one layer's values [Hkv, n, d]: "v.level"."""
+    outlier = beyond(x, outliers)
+    offset, span = ranges(x, outlier, axis=-1)
+    return {"v.level": learned(((x - offset) / np.where(span > 0, span, 1.0))[~outlier], bits)}
