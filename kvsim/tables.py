@@ -146,7 +146,8 @@ RECURRENCE = _schema(
     _UNIT
     | {"kv_head": _i16, "set": _text, "dormancy": _i16, "events": _i32}
     | dict.fromkeys(("returns", "spells", "pairs", "spells_alive", "pairs_alive"), _i64)
-    | dict.fromkeys(("churn_full", "churn_held"), _f64)
+    | dict.fromkeys(("churn_full", "churn_held"), _f64),
+    {"score_cosine": _f64},
 )
 _CLASSES = ("sinks", "recent", "full", "coded", "host")
 BY_TIER = _schema(

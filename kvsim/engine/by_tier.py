@@ -4,6 +4,7 @@ Softmax sums add up, so one pass over what was read, cut into classes, gives the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from kvsim.kernels.by_tier import HELD, READ, WEIGHT, split
 from kvsim.kernels.sparse import KEY_CODED
 from kvsim.policies.protocol import Chain
 
+Dots = NDArray[np.float32]
 CLASSES = ("sinks", "recent", "full", "coded", "host")
 SINKS, RECENT, FULL, CODED, HOST = range(5)
 
@@ -62,19 +64,32 @@ def _split(
     block: Dense, held: Held, picked: Picked | None, record: Record, of: NDArray[np.uint8]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """What kernels.by_tier.split sums, over runs of steps in which codes decode to the same rows."""
-    src, group, n = block.source, block.group, len(block.t)
-    pages = picked.pages if picked else pages_of(held.pos, CHUNK)
-    chosen = picked.chosen if picked else np.repeat((pages.rows(held.flags) > 0)[:, None], group, 1)
+    src, shape = block.source, (block.rows, len(CLASSES))
+    page, chosen = what_was_read(block, held, picked)
     values = src.whole("v", block.head)
-    shape = (block.rows, len(CLASSES))
     sums, out, rest = np.zeros((*shape, 3)), np.zeros((*shape, src.layer.value_dim)), np.empty(block.rows)
-    for steps in record.versions(block.head, block.index) if record.key_group is not None else [slice(0, n)]:
-        part, at = slice(steps.start * group, steps.stop * group), int(block.index[steps.start])
-        blurred = decoded_dots(block, held, record, at)
+    for steps, part, dots, blurred in decodings(block, held, record):
+        at = int(block.index[steps.start])
         blurred_values = record.decoded_at("v", block.head, at) if "v" in record.decoded else values
-        dots, blurred = (np.ascontiguousarray(x[:, part]) for x in (held.dots, blurred))
         split(
-            dots, blurred, values, blurred_values, held.pos, held.flags[steps], of[steps], pages.of_slots(), chosen[steps],
+            dots, blurred, values, blurred_values, held.pos, held.flags[steps], of[steps], page, chosen[steps],
             np.float32(src.unit), np.float32(src.cap), block.lse[part], block.sink[part], sums[part], out[part], rest[part],
         )  # fmt: skip
     return sums, out, rest
+
+
+def what_was_read(block: Dense, held: Held, picked: Picked | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(i64[n]: the page of each slot, bool[N, G, P]: the pages read); without pages all that is held, on a grid of its own."""
+    if picked is not None:
+        return picked.pages.of_slots(), picked.chosen
+    pages = pages_of(held.pos, CHUNK)
+    return pages.of_slots(), np.repeat((pages.rows(held.flags) > 0)[:, None], block.group, 1)
+
+
+def decodings(block: Dense, held: Held, record: Record) -> Iterator[tuple[slice, slice, Dots, Dots]]:
+    """Runs of steps in which codes decode to the same rows: steps, their query rows, dot products with keys as captured and as decoded."""
+    whole = [slice(0, len(block.t))]
+    for steps in record.versions(block.head, block.index) if record.key_group is not None else whole:
+        part = slice(steps.start * block.group, steps.stop * block.group)
+        blurred = decoded_dots(block, held, record, int(block.index[steps.start]))
+        yield steps, part, *(np.ascontiguousarray(x[:, part]) for x in (held.dots, blurred))

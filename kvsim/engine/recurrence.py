@@ -1,7 +1,8 @@
 """Late importance recurrence (card D8): how often what a cut took out of the full tier is full again later, and the churn between cuts.
 
 Beside the policy's own sets stand two oracles that see all tokens at the same cuts: as many units, the same tokens protected, ranked by the
-dense attention received since the prompt began, or since the cut before."""
+dense attention received since the prompt began, or since the cut before. And how far codes turn the scores that a cut goes by: the cosine of
+what units received between cuts, with their keys as decoded and as captured."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.attend import Dense
+from kvsim.engine.attend import Dense, Held
 from kvsim.engine.bank import Record
+from kvsim.engine.by_tier import decodings, what_was_read
 from kvsim.engine.cuts import Sets
+from kvsim.engine.reads import Picked
 from kvsim.engine.source import Source
+from kvsim.kernels.by_tier import watched
 from kvsim.kernels.lags import received
 from kvsim.policies.protocol import FULL, GONE, Ranking, Seen
 
@@ -106,20 +110,37 @@ def churn(a: Mask, b: Mask) -> float:
 class Recurrence:
     """The recurrence table of one (request, layer). `add` takes every step of every kv head, for the oracles."""
 
-    def __init__(self, source: Source, record: Record, oracles: bool):
+    def __init__(self, source: Source, record: Record, explain: bool):
         assert record.sets
-        self.source, self.sets, self.unit = source, record.sets, record.unit
+        self.source, self.record, self.sets, self.unit = source, record, record.sets, record.unit
         self.joint = source.layer.kv_heads > 1 and len(self.sets[0].full) == 1
         ends = [cut.index for cut in self.sets]
         self.interval = np.searchsorted(ends, np.arange(len(source.steps)))  # the cut that follows a step
         self.since: dict[int, Floats] = {}  # of a kv head (or the layer): dense attention between cuts, f64[events + 1, T]
-        self.oracles = oracles and source.mass is not None
+        self.own: dict[
+            int, Floats
+        ] = {}  # the policy's own attention, with keys as decoded and as captured, f64[2, events + 1, T]
+        self.explain, self.oracles = explain, explain and source.mass is not None
 
-    def add(self, block: Dense) -> None:
-        if not self.oracles:
-            return
-        head = LAYER if self.joint else block.head
-        total = self.source.request.total
+    def add(self, block: Dense, held: Held, picked: Picked | None) -> None:
+        if self.explain and "k" in self.record.decoded:
+            self._watch(block, held, picked)
+        if self.oracles:
+            self._receive(block)
+
+    def _watch(self, block: Dense, held: Held, picked: Picked | None) -> None:
+        src = self.source
+        own = self.own.setdefault(self._of_block(block), np.zeros((2, len(self.sets) + 1, src.request.total)))
+        page, chosen = what_was_read(block, held, picked)
+        unit, cap, row = np.float32(src.unit), np.float32(src.cap), self.interval[block.index]
+        for steps, part, dots, blurred in decodings(block, held, self.record):
+            watched(dots, blurred, held.pos, held.flags[steps], page, chosen[steps], row[steps], unit, cap, block.sink[part], own)
+
+    def _of_block(self, block: Dense) -> int:
+        return LAYER if self.joint else block.head
+
+    def _receive(self, block: Dense) -> None:
+        head, total = self._of_block(block), self.source.request.total
         if head not in self.since:
             self.since[head] = np.zeros((len(self.sets) + 1, total))
         if block.index[0] == 0:
@@ -164,7 +185,20 @@ class Recurrence:
             columns[name] = [x for c in found.values() for x in getattr(c, name).tolist()]
         for name in ("churn_full", "churn_held"):
             columns[name] = [getattr(c, name) / max(1, len(cuts) - 1) for c in found.values() for _ in range(n)]
-        return {"kv_head": head, "events": len(cuts)} | columns
+        cosine = self._cosine(head, unit, safe)
+        return (
+            {"kv_head": head, "events": len(cuts)} | columns | {"score_cosine": [cosine] * n + [np.nan] * (n * (len(found) - 1))}
+        )
+
+    def _cosine(self, head: int, unit: NDArray[np.int64], safe: list[Mask]) -> float:
+        """Mean over cuts of the cosine of units' scores; NaN where nothing is coded."""
+        found = []
+        for e, out_of_reach in enumerate(safe) if head in self.own else ():
+            pos = np.flatnonzero(~out_of_reach & (unit >= 0))
+            low, full = (np.bincount(unit[pos], x[e, pos], len(unit)) for x in self.own[head])
+            if low.any() and full.any():
+                found.append(float(low @ full / np.sqrt((low @ low) * (full @ full))))
+        return float(np.mean(found)) if found else np.nan
 
 
 def unpacked(bits: NDArray[np.uint8], total: int) -> Mask:

@@ -145,7 +145,7 @@ class _Work:
         if self.plans and picked is not None:
             self._plans(dense, picked, wanted)
         if self.recurrence:
-            self.recurrence.add(dense)
+            self.recurrence.add(dense, held, picked)
         if not wanted.any():
             return
         steps = self.source.steps[dense.index]

@@ -1,4 +1,5 @@
-"""A policy's own softmax and the dense one, split by classes of tokens: what each class weighs, and what it adds to the output."""
+"""A policy's own softmax, split by classes of tokens: what each class weighs, and what it adds to the output; and the same softmax with keys
+as they were captured, beside it."""
 
 from __future__ import annotations
 
@@ -50,3 +51,32 @@ def split(dots, blurred, values, blurred_values, pos, flags, of, page, chosen, u
                 v = blurred_values[pos[s]] if f & VALUE_BLUR else values[pos[s]]
                 for j in range(dim):
                     out[r, c, j] += w * v[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+def watched(dots, blurred, pos, flags, page, chosen, row, unit, cap, sink, out):
+    """out f64[2, E, T]: out[0, row[i], pos[s]] += the own probability of every slot that was read, summed over the group's query heads;
+    out[1]: the same of keys as captured. row i64[nb]; the rest as in `split`."""
+    nb, n = flags.shape
+    weight = np.empty((2, n))
+    for i in range(nb):
+        for g in range(chosen.shape[1]):
+            r = i * chosen.shape[1] + g
+            top_own = top_true = sink[r]
+            for s in range(n):
+                weight[0, s] = weight[1, s] = -1e300
+                if flags[i, s] & ALIVE and chosen[i, g, page[s]]:
+                    weight[1, s] = _logit(dots[s, r], unit, cap)
+                    weight[0, s] = _logit(blurred[s, r], unit, cap) if flags[i, s] & KEY_BLUR else weight[1, s]
+                    top_own, top_true = max(top_own, weight[0, s]), max(top_true, weight[1, s])
+            z_own, z_true = exp2_64(sink[r] - top_own), exp2_64(sink[r] - top_true)
+            for s in range(n):
+                if weight[1, s] > -1e299:
+                    weight[0, s], weight[1, s] = exp2_64(weight[0, s] - top_own), exp2_64(weight[1, s] - top_true)
+                    z_own += weight[0, s]
+                    z_true += weight[1, s]
+                else:
+                    weight[0, s] = weight[1, s] = 0.0
+            for s in range(n):
+                out[0, row[i], pos[s]] += weight[0, s] / z_own
+                out[1, row[i], pos[s]] += weight[1, s] / z_true

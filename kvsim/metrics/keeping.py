@@ -73,9 +73,11 @@ def lag_histogram(lags: pl.LazyFrame) -> pl.DataFrame:
 def recurrence_metrics(recurrence: pl.LazyFrame) -> pl.LazyFrame:
     """-> policy, request, layer, metric, value. lir_event = re-entries / (unit, event) pairs that were dormant; lir_spell = re-entries / spells;
     with _alive without those of evicted units; with _4, _16 only what was dormant for so many events; with _oracle and _interval of the
-    oracles. churn_held: between cuts, of all tokens held; churn_oracle, churn_interval: of the full tokens of the oracles."""
+    oracles. churn_held: between cuts, of all tokens held; churn_oracle, churn_interval: of the full tokens of the oracles. score_cosine: of what
+    units received between cuts, keys as decoded against captured."""
     sums = recurrence.group_by(*UNIT, "set", "dormancy").agg(
-        pl.col("returns", "pairs", "spells", "pairs_alive", "spells_alive").sum(), pl.col("churn_full", "churn_held").mean()
+        pl.col("returns", "pairs", "spells", "pairs_alive", "spells_alive").sum(),
+        pl.col("churn_full", "churn_held", "score_cosine").mean(),
     )
     end = pl.col("set").replace_strict(SETS, return_dtype=pl.String)
     dormant = (
@@ -89,11 +91,12 @@ def recurrence_metrics(recurrence: pl.LazyFrame) -> pl.LazyFrame:
     once = sums.filter(pl.col("dormancy") == 1)
     for kind, column, name in (
         ("deployed", "churn_held", "churn_held"),
+        ("deployed", "score_cosine", "score_cosine"),
         ("oracle", "churn_full", "churn_oracle"),
         ("oracle_interval", "churn_full", "churn_interval"),
     ):
         found.append(once.filter(pl.col("set") == kind).select(*UNIT, metric=pl.lit(name), value=pl.col(column)))
-    return pl.concat(found)
+    return pl.concat(found).drop_nulls("value")
 
 
 def tier_metrics(by_tier: pl.LazyFrame, heads: pl.LazyFrame) -> pl.LazyFrame:

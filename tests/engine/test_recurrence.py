@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.engine.evolve import evolve
 from kvsim.engine.recurrence import DORMANCY, count, highest, leaders
-from tests.engine.lanes import lane, placement, run
+from tests.engine.lanes import chain, lane, placement, run
 
 QEVICT = "qevict(hold=share(0.5), sinks=2, window=4, period=3, recent=tokens(6))"
 RESTLESS = "qevict(hold=share(0.5), quant_share=0.4, sinks=2, window=4, period=3, recent=tokens(6), decay=0.3)"
@@ -155,11 +156,14 @@ def test_neither_steps_nor_blocks_change_it(policy, monkeypatch):
     whole = run(source, policy, explain=True)["recurrence"]
     assert same(whole, run(source, policy, explain=True, steps=[4, 11])["recurrence"])
     monkeypatch.setattr("kvsim.engine.attend.steps_per_block", lambda group: 3)
-    assert same(whole, run(source, policy, explain=True)["recurrence"])
+    assert same(whole, run(source, policy, explain=True)["recurrence"], near=1e-6)
 
 
-def same(a, b):
-    return all((np.asarray(a[name]) == np.asarray(b[name])).all() for name in a)
+def same(a, b, near=0.0):
+    cosines = (np.asarray(x["score_cosine"], float) for x in (a, b))
+    return np.allclose(*cosines, rtol=0, atol=near, equal_nan=True) and all(
+        (np.asarray(a[name]) == np.asarray(b[name])).all() for name in a if name != "score_cosine"
+    )
 
 
 def test_without_explain_only_those_who_code_are_counted():
@@ -167,3 +171,39 @@ def test_without_explain_only_those_who_code_are_counted():
     assert set(run(source, QEVICT)["recurrence"]["set"]) == {"deployed"}
     assert not run(source, H2O)["recurrence"]
     assert set(run(source, H2O, explain=True)["recurrence"]["set"]) == {"deployed", "oracle", "oracle_interval"}
+
+
+def test_the_cosine_of_scores_is_that_of_attention_with_captured_keys():
+    """Own softmax over held tokens with decoded and with captured keys, summed between cuts."""
+    source = lane(prompt=40, steps=9, seed=6)
+    tables = run(source, QEVICT, explain=True)
+    chain_of, held = chain(QEVICT), placement(source, tables["tiers"])
+    record = evolve(source, chain_of, sets=True)
+    lay, found, score = source.layer, [], np.zeros((2, source.request.total))
+    start = record.start & 1
+    for i, t in enumerate(source.t.tolist()):
+        for h in range(lay.kv_heads):
+            before = (start[h] > 0) & (np.arange(len(start[h])) < 40) if i == 0 else held[h, i - 1] & 3 > 0
+            coded = (record.start[h] & 8 > 0) if i == 0 else held[h, i - 1] & 3 == 1
+            live = np.flatnonzero(before | (np.arange(len(before)) == t))
+            exact = source.k[h, live].astype(float)
+            stored = np.where(coded[live][:, None], record.decoded["k"][h, live], exact)
+            promoted = held[h, i - 1, live] & 4 > 0 if i else np.zeros(len(live), bool)
+            stored = np.where(promoted[:, None], record.decoded["k"][h, live], stored)
+            for g in range(lay.group):
+                for kind, keys in enumerate((stored, exact)):
+                    e = np.exp(lay.scale * (keys @ source.q[i, h * lay.group + g].astype(float)))
+                    score[kind, live] += e / e.sum()
+        if i % 3 == 2:
+            units = [range(2 + 4 * w, 6 + 4 * w) for w in range(20) if 6 + 4 * w <= t + 1 - 6]
+            low, full = (np.array([s[list(u)].sum() for u in units]) for s in score)
+            found.append(low @ full / np.linalg.norm(low) / np.linalg.norm(full))
+            score[:] = 0
+    got = np.asarray(tables["recurrence"]["score_cosine"], float)[np.asarray(tables["recurrence"]["set"]) == "deployed"]
+    assert got == pytest.approx(np.mean(found), abs=1e-6)
+    assert got[0] < 1 - 1e-6
+
+
+def test_there_is_no_cosine_where_nothing_is_coded():
+    tables = run(lane(), H2O, explain=True)
+    assert np.isnan(np.asarray(tables["recurrence"]["score_cosine"], float)).all()

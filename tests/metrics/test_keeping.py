@@ -84,6 +84,7 @@ RECURRENCE = frame(
     spells_alive=[2, 0, 0, 1],
     churn_full=[0.5, 0.1, 0.5, 0.25],
     churn_held=[0.2, 0.4, 0.2, 0.0],
+    score_cosine=[0.9, 0.8, 0.9, None],
 )
 
 
@@ -99,6 +100,7 @@ def test_recurrence_is_a_ratio_of_sums_over_kv_heads():
             "lir_spell_oracle": 1.0,
             "churn_held": 0.3,
             "churn_oracle": 0.25,
+            "score_cosine": 0.85,
         }
     )
 
