@@ -92,4 +92,4 @@ def decodings(block: Dense, held: Held, record: Record) -> Iterator[tuple[slice,
     for steps in record.versions(block.head, block.index) if record.key_group is not None else whole:
         part = slice(steps.start * block.group, steps.stop * block.group)
         blurred = decoded_dots(block, held, record, int(block.index[steps.start]))
-        yield steps, part, *(np.ascontiguousarray(x[:, part]) for x in (held.dots, blurred))
+        yield steps, part, np.ascontiguousarray(held.dots[:, part]), np.ascontiguousarray(blurred[:, part])

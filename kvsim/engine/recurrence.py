@@ -79,7 +79,10 @@ def count(
     dead = np.zeros(len(unit), bool)
     for e, (now, kept, out_of_reach) in enumerate(zip(full, held, safe, strict=True)):
         gone_by = np.arange(len(unit)) < first[e]
-        since[out_of_reach | gone_by] = -1
+        over = (since >= 0) & (out_of_reach | gone_by)
+        out.spells += (e - since[over] >= least).sum(1)
+        out.spells_alive += (e - since[over & ~dead] >= least).sum(1)
+        since[over] = -1
         left = was & ~now & ~out_of_reach & ~gone_by & stands
         back = (since >= 0) & now
         lasted = e - since[back] >= least

@@ -93,6 +93,16 @@ def test_protected_tokens_and_those_out_of_sight_have_no_spell():
     assert found.pairs[0] == found.spells[0] == 1
 
 
+def test_a_spell_ends_where_its_unit_is_protected_or_out_of_sight():
+    full, none = masks([{1, 2, 3}, set(), set(), set()]), set()
+    safe = masks([none, none, {1}, {1}])
+    found = count(full, masks([set(range(8))] * 4), safe, [0, 0, 3, 3], [6, 7, 8, 8], np.arange(8))
+    assert (found.spells[0], found.spells_alive[0]) == (3, 3)  # 1 and 2 after one event, 3 at the end
+    assert found.pairs[0] == 1 + 1 + 3
+    gone = count(full, masks([set(range(8)), {1, 2}, {1}, {1}]), safe, [0, 0, 3, 3], [6, 7, 8, 8], np.arange(8))
+    assert (gone.spells[0], gone.spells_alive[0]) == (3, 2)
+
+
 @pytest.mark.parametrize("policy", [RESTLESS, H2O, "tova(hold=tokens(15))", "snapkv(hold=tokens(20), window=5)"])
 def test_a_run_counts_what_its_placement_says(policy):
     """Full and unprotected tokens at events, recounted from the tiers table. Who never codes never brings anything back."""

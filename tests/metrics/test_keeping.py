@@ -152,14 +152,14 @@ def test_they_stand_in_diagnostics():
 
 
 def test_pages_that_stay_and_pages_after_compaction():
-    """Two heads of 8 prompt tokens, pages of 4. Head 0 keeps 0 and 7, head 1 keeps 4 to 7; step 0 adds token 8, step 1 token 9 and drops 7."""
+    """Two heads of 8 prompt tokens, pages of 4. Head 0 keeps 0 and 7, and 4 on the host, head 1 keeps 4 to 7; step 0 adds token 8, step 1 token 9 and drops 7."""
 
     def runs(*ranges):
         return [{"start": a, "stop": b, "tier": t, "level": None} for a, b, t in ranges]
 
     tiers = frame(
         4, kv_head=[0, 1, 0, 1], step=[-1, -1, 1, 1],
-        runs=[runs((0, 1, 2), (1, 7, 0), (7, 8, 1)), runs((0, 4, 0), (4, 8, 2)), runs((7, 8, 0)), runs((7, 8, 0))],
+        runs=[runs((0, 1, 2), (1, 4, 0), (4, 5, 8), (5, 7, 0), (7, 8, 1)), runs((0, 4, 0), (4, 8, 2)), runs((7, 8, 0)), runs((7, 8, 0))],
     )  # fmt: skip
     ledger = frame(
         4, kv_head=[0, 1, 0, 1], step=[0, 0, 1, 1], pos=[8, 8, 9, 9], visible_tokens=[9, 9, 10, 10], held_tokens=[3, 5, 3, 5]
