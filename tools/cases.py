@@ -1,6 +1,6 @@
 """Replay every case of a folder of cases with known answers through the kvsim command, and compare.
 
-    python tools/cases.py FOLDER [PART OF A NAME] [--jobs N] [--kvsim COMMAND]
+    python tools/cases.py FOLDER [PART OF A NAME] [--strict] [--jobs N] [--kvsim COMMAND]
 
 FOLDER holds cases.json, traces, tables, and the modules check_all.py and compare.py, which know how to run and compare one case.
 A case whose policy the language does not know (yet) is counted apart: it neither passes nor fails. Exit 0 when none failed."""
@@ -40,8 +40,10 @@ def policies_used(book: list[Case]) -> set[str]:
     return set(re.findall(r"(\w+)\(", " ".join(" ".join(t) if isinstance(t, list) else t for t in texts)))
 
 
-def run(case: Case, book: list[Case], folder: Path, runs: Path, command: list[str], driver: ModuleType) -> tuple[str, str]:
-    """One case -> (outcome, the line to print)"""
+def run(
+    case: Case, book: list[Case], folder: Path, runs: Path, command: list[str], driver: ModuleType, strict: bool = False
+) -> tuple[str, str]:
+    """One case -> (outcome, the line to print). strict: columns that the cases only propose must agree, too."""
     out = str(runs / case["case"])
     done = driver.replay(command, case, str(folder), out)
     line = (done.stderr.strip().splitlines() or [""])[-1]
@@ -50,7 +52,7 @@ def run(case: Case, book: list[Case], folder: Path, runs: Path, command: list[st
     elif done.returncode != 0:
         wrong = f"replay exited {done.returncode}: {line}"
     else:
-        same, said = driver.compare.compare_case(out, case, str(folder), False, book)
+        same, said = driver.compare.compare_case(out, case, str(folder), strict, book)
         return (PASSED if same else FAILED), said.removeprefix("PASS ").removeprefix("FAIL ")
     if not wrong:
         return PASSED, case["case"]
@@ -61,6 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="replay cases with known answers and compare")
     parser.add_argument("folder", type=Path)
     parser.add_argument("part", nargs="?", default="", help="only cases whose name holds this")
+    parser.add_argument("--strict", action="store_true", help="columns that the cases only propose must agree, too")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--kvsim", default=str(Path(sys.executable).with_name("kvsim")), help="the command (default: beside this python)"
@@ -75,7 +78,15 @@ def main() -> int:
     chosen = [case for case in book if args.part in case["case"]]
     outcomes = Counter({PASSED: 0, UNBUILT: 0, FAILED: 0})
     with tempfile.TemporaryDirectory(prefix="kvsim-cases-") as runs, ThreadPoolExecutor(args.jobs) as pool:
-        one = partial(run, book=book, folder=args.folder, runs=Path(runs), command=shlex.split(args.kvsim), driver=driver)
+        one = partial(
+            run,
+            book=book,
+            folder=args.folder,
+            runs=Path(runs),
+            command=shlex.split(args.kvsim),
+            driver=driver,
+            strict=args.strict,
+        )
         for outcome, line in pool.map(one, chosen):
             outcomes[outcome] += 1
             print(f"{outcome:13} {line}", flush=True)
