@@ -10,7 +10,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture lint types docs bench cases study
+.PHONY: help demo test test-capture lint types docs bench cases study analyses
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: .venv/peers  ## races against other people's code (installs torch, for th
 
 cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 	@$(BIN)/python tools/cases.py $(CASES) --jobs $(JOBS)
+
+analyses: .venv/ready  ## the analyses on the bundled traces, their pages in build/; fails when a number of a README moved
+	@$(BIN)/python analyses/reading/run.py
 
 study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
 	@$(BIN)/python tools/study.py $(CELL)

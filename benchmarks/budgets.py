@@ -12,7 +12,7 @@ from kvsim.engine.attend import Dense, Held, HeldTruth, steps_per_block
 from kvsim.engine.curves import Curves
 from kvsim.engine.reads import Reader, ranking_of
 from kvsim.engine.source import Source
-from kvsim.kernels.order import accumulate
+from kvsim.kernels.order import accumulate, places
 from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse
 
@@ -33,6 +33,7 @@ def blocks(source: Source):
         held = Held(np.arange(source.request.total), flags, flags, dense.dots[: source.request.total], True)
         q = source.queries(0, dense.index).astype(np.float64)
         yield read, dense, held, reader.pick(source.steps[dense.index], dense.t, held.pos, flags, q, HeldTruth(dense, held))
+        del dense, held, flags
 
 
 def all_budgets(source: Source) -> np.ndarray:
@@ -40,10 +41,9 @@ def all_budgets(source: Source) -> np.ndarray:
     out = []
     for _, dense, _, picked in blocks(source):
         n, group, pages = picked.order.shape
-        part = np.empty((n * group, pages), np.float32)
-        accumulate(
-            picked.order.reshape(n * group, pages), dense.page_mass(PAGE)[:, :pages], np.repeat(picked.forced.sum(1), group), part
-        )
+        part, place = np.empty((n * group, pages), np.float32), np.empty((n, group, pages), np.int32)
+        places(picked.order, picked.forced.sum(1), place)
+        accumulate(place.reshape(n * group, pages), dense.page_mass(PAGE)[:, :pages], part)
         out.append(part)
     return np.concatenate(out)
 
@@ -51,7 +51,7 @@ def all_budgets(source: Source) -> np.ndarray:
 def curves(source: Source, errors: bool) -> None:
     measure = kvsim.engine.curves.Curves._errors
     if not errors:
-        Curves._errors = lambda self, block, held, picked, order, least: np.zeros((len(order), len(self.grid)), np.float32)
+        Curves._errors = lambda self, block, held, picked, place: np.zeros((len(place), len(self.grid)), np.float32)
     try:
         found = Curves(PAGE, source.request.prompt // PAGE, source.layer.row_bytes)
         for read, dense, held, picked in blocks(source):

@@ -8,18 +8,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, grid, h2o, truth, waist
+from benchmarks import budgets, grid, h2o, scale, truth, waist
 from benchmarks.race import machine
+
+RACES = {
+    "truth": truth.main,
+    "h2o": h2o.main,
+    "budgets": budgets.main,
+    "scale": scale.main,
+    "grid": grid.main,
+    "waist": waist.main,
+}
 
 
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--rounds", type=int, default=5, help="interleaved rounds that count (default: 5)")
-    ask.add_argument("race", nargs="*", choices=["truth", "h2o", "budgets", "grid", "waist", []], help="which (default: all)")
+    ask.add_argument("race", nargs="*", choices=[*RACES, []], help="which (default: all)")
     args = ask.parse_args()
     print(machine())
-    races = {"truth": truth.main, "h2o": h2o.main, "budgets": budgets.main, "grid": grid.main, "waist": waist.main}
-    passed = [races[name](args.rounds) for name in args.race or races]
+    passed = [RACES[name](args.rounds) for name in args.race or RACES]
     return 0 if all(passed) else 1
 
 

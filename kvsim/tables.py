@@ -94,8 +94,9 @@ HEADS = _schema(
     | {"read_tokens": _i32, "rounds": _i32},
     dict.fromkeys(("far_recall", "evidence_dense", "evidence_read", "evidence_mass", "page_recall", "page_recall10"), _f32)
     | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
-    | {"read_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
+    | {"read_pages": _i32, "held_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
     | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32)
+    | {"set_age": _i32, "false_read_bytes": _i64, "page_precision": _f32, "out_bound_centred": _f32}
     | dict.fromkeys(("oracle_rel_l2", "oracle_held_rel_l2", "oracle_coded_rel_l2"), _f32),
 )
 CURVES = _schema(
@@ -105,9 +106,14 @@ CURVES = _schema(
     | dict.fromkeys(
         ("mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min", "top10_recall_mean", "top10_recall_p5"), _f32
     ),
-    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32),
+    dict.fromkeys(("far_recall", "rel_l2_mean", "rel_l2_p95", "evidence_recall"), _f32)
+    | dict.fromkeys(("top1_recall_mean", "top64_recall_mean"), _f32)
+    | {"read_pages_mean": _f64},
 )
-PLANS = _schema(_UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)})
+PLANS = _schema(
+    _UNIT | {"kv_head": _i16, "q_head": _i16, "step": _i32, "page_size": _i16, "pages": pa.list_(_i32)},
+    {"exists": _i32, "forced": pa.list_(_i32)},
+)
 RUNS = pa.list_(pa.struct([pa.field("start", _i32), pa.field("stop", _i32), pa.field("tier", _i8), pa.field("level", _i8)]))
 TIERS = _schema(_UNIT | {"kv_head": _i16, "step": _i32, "runs": RUNS})
 EVENTS = _schema(
@@ -125,9 +131,16 @@ UNUSED = ("host_tokens", "mass_host", "host_resident_bytes", "ssd_resident_bytes
 )
 EXPLAIN = _schema(
     _UNIT | {"q_head": _i16, "step": _i32},
-    {"k_needed": _i32, "score_gap": _f32}
+    {"role": _i8, "k_needed": _i32, "score_gap": _f32}
     | dict.fromkeys(("exact_pages_r1", "exact_pages_r10", "exact_pages_r64"), _i32)
-    | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32),
+    | dict.fromkeys(("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02"), _i32)
+    | {"regret": _f32, "missed_pages": _i32, "displaced_slack": _f32, "slack_norm": _f32}
+    | dict.fromkeys(("churn_summary", "churn_query", "recovered_1", "recovered_4", "recovered_16"), _f32)
+    | {"pages": _i32, "below": _i32, "below_max": _f32, "fp16_changed": _flag},
+)
+SLACK = _schema(
+    _UNIT | {"q_head": _i16, "role": _i8, "page_size": _i32, "key_dim": _i16, "key_age": _i32, "pages": _i64},
+    {"slack_mean": _f32, "slack_max": _f32},
 )
 LAGS = _schema(
     _UNIT
@@ -157,6 +170,12 @@ BY_TIER = _schema(
     dict.fromkeys([f"without_{name}" for name in _CLASSES], _f32),
 )
 EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
+REUSE = _schema(
+    _UNIT
+    | {"q_head": _i16, "step": _i32, "distance": _i16, "pages": _i32, "mass_recall": _f32}
+    | {"layer_pages": _i32, "layer_mass_recall": _f32},
+    {"evidence_read": _f32, "layer_evidence_read": _f32},
+)
 
 RUN_TABLES: dict[str, pa.Schema] = {
     "ledger": LEDGER,
@@ -166,10 +185,12 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "tiers": TIERS,
     "events": EVENTS,
     "explain": EXPLAIN,
+    "slack": SLACK,
     "evidence": EVIDENCE,
     "lags": LAGS,
     "recurrence": RECURRENCE,
     "by_tier": BY_TIER,
+    "reuse": REUSE,
 }
 
 

@@ -17,7 +17,7 @@ from kvsim.engine.stop import mass_bound, unread_part
 from kvsim.geometry import ATTENTION, ITEMSIZE
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE
-from kvsim.kernels.order import ABSENT, RANKED, common, ranked
+from kvsim.kernels.order import common, first_pages
 from kvsim.kernels.sparse import ALIVE
 from kvsim.policies.protocol import Chain, Read
 from kvsim.policies.rules import Rule
@@ -172,7 +172,14 @@ def _runs(picked: Picked) -> NDArray[np.int64]:
 
 # ------------------------------------------------------------------------------------------------ heads
 def heads(
-    chain: Chain, dense_by_rule: bool, block: Dense, held: Held, picked: Picked | None, got: Attended, truth: HeldTruth
+    chain: Chain,
+    dense_by_rule: bool,
+    block: Dense,
+    held: Held,
+    picked: Picked | None,
+    got: Attended,
+    truth: HeldTruth,
+    record: Record | None,
 ) -> Columns:
     """Columns [N * G] of one kv head's query heads, step by step."""
     src, sums = block.source, got.sums
@@ -196,6 +203,7 @@ def heads(
         "rel_l2": relative(got.out, block.out),
         "cosine": cosine(got.out, block.out),
         "out_bound": 2 * missed * np.repeat(block.value_bound, block.group),
+        "out_bound_centred": 2 * missed * block.value_radius,
         "read_tokens": sums[:, sparse.TOKENS].astype(np.int64),
         "rounds": 1 if picked is None else picked.rounds.ravel(),
     }
@@ -210,8 +218,12 @@ def heads(
     out |= _top_recalls(block, held, picked)
     if picked is not None:
         out["read_pages"] = picked.chosen.sum(-1).ravel()
+        out["held_pages"] = np.repeat((picked.rows > 0).sum(1), block.group)
+        out["set_age"] = None if picked.age is None else np.repeat(picked.age, block.group)
         out["certified"] = None if picked.certified is None else picked.certified.ravel()
+        out["page_precision"] = np.exp2(sums[:, sparse.ENTROPY]) / np.maximum(out["read_pages"], 1)
         out |= _page_recalls(block, picked)
+        out["false_read_bytes"] = _false_reads(chain, block, held, picked, record)
         if chain.part("read").index is not None:
             out |= _bounds(block, held, picked, truth)
     return out
@@ -258,20 +270,34 @@ def _top_recalls(block: Dense, held: Held, picked: Picked | None) -> Columns:
 
 def _page_recalls(block: Dense, picked: Picked) -> Columns:
     """The part of the pages of most dense mass that were read: as many as the head read, and 10."""
-    size, n = picked.pages.size, len(block.t)
-    mass = block.page_mass(size)
-    ids = np.arange(mass.shape[1])
-    exists = (ids * size <= block.t[:, None]) & ((ids + 1) * size > block.first[:, None])
-    kind = np.repeat(np.where(exists, RANKED, ABSENT).astype(np.uint8), block.group, 0)
-    order = ranked(mass, kind)
-    marked = np.zeros((n * block.group, len(ids)), bool)
-    marked[:, picked.pages.id] = picked.chosen.reshape(n * block.group, -1)
+    order, seen = block.mass_order(picked.pages.size)
+    marked = np.zeros(order.shape, bool)
+    marked[:, picked.pages.id] = picked.chosen.reshape(block.rows, -1)
     out: Columns = {}
-    for name, most in (("page_recall", picked.chosen.sum(-1).ravel()), ("page_recall10", np.full(n * block.group, 10))):
-        many, hits = np.minimum(most, (kind == RANKED).sum(1)), np.zeros(n * block.group, np.int64)
+    for name, most in (("page_recall", picked.chosen.sum(-1).ravel()), ("page_recall10", np.full(block.rows, 10))):
+        many, hits = np.minimum(most, seen), np.zeros(block.rows, np.int64)
         common(order, marked, many, hits)
         out[name] = hits / many
     return out
+
+
+def best_pages(block: Dense, picked: Picked) -> NDArray[np.bool_]:
+    """bool[N, G, P] on the pages of the grid: those of most dense mass of all visible ones, as many as the head read."""
+    order, seen = block.mass_order(picked.pages.size)
+    best = np.empty((len(order), 1, order.shape[1]), bool)
+    first_pages(order[:, None], np.minimum(picked.chosen.sum(-1).ravel(), seen), best)
+    return best.reshape(len(block.t), block.group, -1)
+
+
+def _false_reads(chain: Chain, block: Dense, held: Held, picked: Picked, record: Record | None) -> NDArray[np.int64]:
+    """i64[R]: bytes of rows that a head read in pages that are not its best ones."""
+    once = np.zeros(2, np.int64)  # codebooks are no rows
+    wrong = picked.chosen & ~best_pages(block, picked)[..., picked.pages.id]
+    by_head = [
+        row_bytes(block.source, once, _tally(block, held, held.flags, picked.pages, np.ascontiguousarray(wrong[:, g]), record))[0]
+        for g in range(block.group)
+    ]
+    return np.stack(by_head, 1).ravel()
 
 
 def _bounds(block: Dense, held: Held, picked: Picked, truth: HeldTruth) -> Columns:
@@ -282,7 +308,7 @@ def _bounds(block: Dense, held: Held, picked: Picked, truth: HeldTruth) -> Colum
         peak, mass = (x[: len(picked.pages.id)].T[: block.rows].reshape(n, group, -1).astype(np.float64) for x in stats)
     else:
         peak, mass = truth.near_stats(picked.pages)
-    rows = picked.pages.rows(held.flags)[:, None]
+    rows = picked.rows[:, None]
     live = np.broadcast_to(rows > 0, peak.shape)
     ranked_here = np.asarray(~np.isnan(picked.score).any(-1))
     score = np.where(live & ranked_here[..., None], picked.score, 0)

@@ -16,6 +16,7 @@ from kvsim.engine.source import NO_SINK, Source
 from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE
+from kvsim.kernels.order import ABSENT, RANKED, ranked
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies.protocol import Index
 
@@ -48,6 +49,7 @@ class Dense:
     index: Ints
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, Floats] = field(default_factory=dict)
+    _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
     true_stats: dict[int, Stats] = field(default_factory=dict)
     rankings: dict[Any, Any] = field(default_factory=dict)  # what policies over all visible tokens share (engine.reads, curves)
 
@@ -88,6 +90,16 @@ class Dense:
             unit, cap = np.float32(self.source.unit), np.float32(self.source.cap)
             kernel.probability(peak, mass, self.lse, unit, cap, np.empty((0, 0), np.float32), self._mass[size])
         return self._mass[size]
+
+    def mass_order(self, size: int) -> tuple[NDArray[np.int32], Ints]:
+        """(i32[R, P], i64[R]): the pages of the grid by dense mass, ties to the lower page, and how many of them can be seen."""
+        if size not in self._mass_order:
+            mass = self.page_mass(size)
+            ids = np.arange(mass.shape[1])
+            seen = (ids * size <= self.t[:, None]) & ((ids + 1) * size > self.first[:, None])
+            kind = np.repeat(np.where(seen, RANKED, ABSENT).astype(np.uint8), self.group, 0)
+            self._mass_order[size] = ranked(mass, kind), np.repeat(seen.sum(1), self.group)
+        return self._mass_order[size]
 
     @cached_property
     def out(self) -> Floats:
@@ -138,8 +150,18 @@ class Dense:
     @cached_property
     def value_bound(self) -> Floats:
         """f64[N]: the largest L2 norm of a visible value."""
-        norms = self.source.value_norms[self.head]
-        return np.array([norms[a : t + 1].max() for a, t in zip(self.first, self.t, strict=True)])
+        return self._largest(self.source.value_norms)
+
+    @cached_property
+    def value_radius(self) -> Floats:
+        """f64[R]: the largest distance of a visible value from the centre; of the zero vector, too, where a learned sink adds it."""
+        far, centre = self._largest(self.source.value_strays), np.linalg.norm(self.source.value_centre[self.head])
+        sunk = (self.sink[: self.rows] > NO_SINK).reshape(-1, self.group)
+        return np.where(sunk, np.maximum(far, centre)[:, None], far[:, None]).ravel()
+
+    def _largest(self, norms: Floats) -> Floats:
+        mine = norms[self.head]
+        return np.array([mine[a : t + 1].max() for a, t in zip(self.first, self.t, strict=True)])
 
 
 def page_stats(dots: Any, flags: Any, every: Any, start: Ints, block: Dense) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -224,7 +246,8 @@ class Past:
 
 @dataclass
 class Attended:
-    """sums f64[R, 6] (kernels.sparse); out f64[R, dv]; exact and mixed outputs when rows were decoded, else None."""
+    """sums f64[R, SUMS] (kernels.sparse), the entropy NaN where all_read; out f64[R, dv]; exact and mixed outputs when rows were decoded,
+    else None."""
 
     sums: Floats
     out: Floats
@@ -245,7 +268,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     exact_now = ((held.flags & ALIVE).sum(1) == visible) & (held.flags <= ALIVE).all(1)
     all_read = (everything & exact_now[:, None]).ravel()
     chosen = chosen & ~all_read.reshape(n, group)[..., None]
-    sums, out = np.zeros((rows, 6)), np.empty((rows, src.layer.value_dim))
+    sums, out = np.zeros((rows, sparse.SUMS)), np.empty((rows, src.layer.value_dim))
     values, dim = src.whole("v", block.head), src.layer.value_dim
     exact, mixed = np.empty((rows if coded else 0, dim)), np.empty((rows if coded else 0, dim))
     marks = np.zeros(src.request.total, np.uint8)
@@ -271,6 +294,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
         sums[all_read, sparse.MASS] = 1 - block.sink_mass[all_read]
         sums[all_read, sparse.FAR] = block.far_mass[all_read]
         sums[all_read, sparse.EVIDENCE] = sums[all_read, sparse.OWN_EVIDENCE] = block.evidence_mass[all_read]
+        sums[all_read, sparse.ENTROPY] = np.nan
         sums[all_read, sparse.TOKENS] = np.repeat(visible, group)[all_read]
     return Attended(sums, out, exact if coded else None, mixed if coded else None, all_read)
 
@@ -340,6 +364,8 @@ class HeldTruth:
 
     def kth(self, r: int) -> Floats:
         block, start, found = self.block, pages_of(self.held.pos, PAGE).start, []
+        if r > len(self.held.pos):
+            return np.full((len(block.t), block.group), -np.inf)
         for held, keys in self.parts:
             peak, _ = page_stats(held.dots, held.flags, held.every, start, block)
             _, value, count = kernel.best_tokens(
@@ -362,7 +388,12 @@ class HeldTruth:
 
 def truth_of(block: Dense, held: Held, record: Record | None, index: Index | None) -> HeldTruth:
     """Of the keys that the index speaks of."""
-    if record is None or "k" not in record.decoded or getattr(index, "keys", "exact") == "exact":
+    return truth_read(block, held, None if getattr(index, "keys", "exact") == "exact" else record)
+
+
+def truth_read(block: Dense, held: Held, record: Record | None) -> HeldTruth:
+    """Of the keys that attention reads."""
+    if record is None or "k" not in record.decoded:
         return HeldTruth(block, held)
     return HeldTruth(block, held, record.decoded["k"][block.head])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from kvsim.engine.account import LEAST_MASS, relative
 from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
-from kvsim.kernels.order import accumulate, union_growth
+from kvsim.kernels.order import accumulate, places, top_growth, union_growth
 from kvsim.kernels.sparse import bucket_values
 
+TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
 GRID = 24  # budgets on which the output error is computed
 FAINT = 2.0**-80  # below this part of the dense mass, float32 weights have lost some of what was read
 
@@ -27,8 +29,9 @@ def grid(pages: int) -> NDArray[np.int64]:
 class Curves:
     """Collects the steps of one kv head; `rows` gives the table. Steps must come in order."""
 
-    def __init__(self, page: int, budgets: int, row_bytes: int):
-        self.page, self.budgets, self.row_bytes = page, budgets, row_bytes
+    def __init__(self, page: int, budgets: int, row_bytes: int, heads: str = "each"):
+        """heads: who of the group picks and who reads what (quest's parameter)."""
+        self.page, self.budgets, self.row_bytes, self.heads = page, budgets, row_bytes, heads
         self.grid = grid(budgets)
         self.parts: dict[str, list[NDArray[Any]]] = {}
 
@@ -42,49 +45,49 @@ class Curves:
 
     def _measure(self, block: Dense, held: Held, picked: Picked) -> dict[str, NDArray[Any]]:
         """Every quantity at every budget: [N, G, K], of the union [N, K], of the step [N, ...]."""
-        assert picked.order is not None
-        n, group, p = picked.order.shape
-        order = picked.order.reshape(n * group, p)
-        least = picked.forced.sum(1)
-        per_row = np.repeat(least, group)
-        pages = picked.pages
+        place = self._places(picked, block.group)
+        n, group, p = place.shape
+        by_row = place.reshape(n * group, p)
         found: dict[str, NDArray[Any]] = {}
-        for name, part in self._page_parts(block, pages.of_slots(), p).items():
+        for name, part in self._page_parts(block, p):
             out = np.empty((n * group, self.budgets), np.float32)
-            accumulate(order, part, per_row, out)
+            accumulate(by_row, part, out)
             found[name] = out.reshape(n, group, -1)
-        found["error"] = self._errors(block, held, picked, order, per_row).reshape(n, group, -1)
-        growth = np.zeros((2, n, self.budgets), np.int64)
-        union_growth(picked.order, least, pages.rows(held.flags), growth[0], growth[1])
-        found |= {"union": growth[0], "tokens": growth[1]}
+        top = np.empty((len(TOP_R), n * group, self.budgets), np.float32)
+        top_growth(by_row, *block.top, picked.pages.of_slots(), np.array(TOP_R), top)
+        found |= {f"top{r}": x.reshape(n, group, -1) for r, x in zip(TOP_R, top, strict=True)}
+        found["error"] = self._errors(block, held, picked, by_row).reshape(n, group, -1)
+        union, one = np.empty((2, 2, n, self.budgets), np.int32)
+        union_growth(place, picked.rows, *union)
+        union_growth(place[:, :1], picked.rows, *one)  # every head reads as many pages
+        found |= {"read": one[0], "union": union[0], "tokens": union[1]}
         found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
         if block.source.request.evidence:
             found["evidence_all"] = block.evidence_mass.reshape(n, group)
         return found
 
-    def _page_parts(self, block: Dense, of: NDArray[np.int64], pages: int) -> dict[str, NDArray[np.float64]]:
-        """f64[R, P] of each quantity whose sum over read pages is a curve."""
+    def _places(self, picked: Picked, group: int) -> NDArray[np.int32]:
+        """i32[N, G, P]: a head reads the pages at a place below its budget."""
+        assert picked.order is not None
+        place = np.empty(picked.order.shape, np.int32)
+        places(picked.order, picked.forced.sum(1), place)
+        if self.heads == "share":  # all heads read what any of them picked
+            place = place.min(1, keepdims=True)
+        return np.ascontiguousarray(np.broadcast_to(place, (len(place), group, picked.order.shape[-1])))
+
+    def _page_parts(self, block: Dense, pages: int) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        """f64[R, P] of each quantity whose sum over read pages is a curve, one at a time: they are large."""
         size = self.page
         mass = block.page_mass(size)[:, :pages]
-        best, count = block.top
-        ten = np.zeros((block.rows, pages))
-        for r in range(min(10, best.shape[1])):
-            ok = count > r
-            np.add.at(ten, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
-        out = {"mass": mass, "top10": ten, "far": _far_parts(block, mass, size)}
+        yield "mass", mass
+        yield "far", _far_parts(block, mass, size)
         if block.source.request.evidence:
-            out["evidence"] = _marked_parts(block, block.source.request.evidence_mask(), size, pages)
-        return out
+            yield "evidence", marked_parts(block, block.source.request.evidence_mask(), size, pages)
 
-    def _errors(
-        self, block: Dense, held: Held, picked: Picked, order: NDArray[np.int32], least: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """f32[R, grid]: relative error of the output when the first k pages of the order are read."""
-        src, rows, pages = block.source, block.rows, len(picked.pages.id)
-        place = np.empty(order.shape, np.int64)
-        np.put_along_axis(place, order.astype(np.int64), np.broadcast_to(np.arange(pages), order.shape), 1)
-        place = np.where(place < least[:, None], 0, place)
-        bucket = np.searchsorted(self.grid - 1, place).astype(np.int32)  # the first budget of the grid that reads the page
+    def _errors(self, block: Dense, held: Held, picked: Picked, place: NDArray[np.int32]) -> NDArray[np.float32]:
+        """f32[R, grid]: relative error of the output when the pages at a place i32[R, P] below each budget are read."""
+        src, rows, pages = block.source, block.rows, place.shape[1]
+        bucket = np.searchsorted(self.grid - 1, np.arange(pages)).astype(np.int32)[place]  # the first budget that reads the page
         dim = src.layer.value_dim
         sums, weight = np.zeros((rows, len(self.grid) + 1, dim)), np.zeros((rows, len(self.grid) + 1))
         bucket_values(
@@ -92,21 +95,23 @@ class Curves:
             np.float32(src.unit), np.float32(src.cap), block.lse, sums, weight,
         )  # fmt: skip
         total, z = sums.cumsum(1)[:, :-1], weight.cumsum(1)[:, :-1] + block.sink_mass[:, None]
+        dense = sums.sum(1) / (weight.sum(1) + block.sink_mass)[:, None]  # of all pages
         out = np.empty((rows, len(self.grid)), np.float32)
         for i in range(len(self.grid)):
             for r in np.flatnonzero(z[:, i] < FAINT).tolist():
                 total[r, i], z[r, i] = _output(block, r, (bucket[r] <= i)[picked.pages.of_slots()]), 1.0
-            out[:, i] = relative(total[:, i] / z[:, i, None], block.out)
+            out[:, i] = relative(total[:, i] / z[:, i, None], dense)
         return out
 
     def rows(self, q_head: int) -> list[dict[str, Any]]:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
         whole = {name: np.concatenate(x) for name, x in self.parts.items()}
         roles = whole["role"]
-        return [
-            _summarise(self, whole, roles == role if role >= 0 else roles >= 0, role, q_head)
-            for role in (-1, *sorted(set(roles.tolist())))
-        ]
+        every = _summarise(self, whole, roles >= 0, -1, q_head)
+        found = sorted(set(roles.tolist()))
+        if len(found) == 1:
+            return [every, every | {"role": found[0]}]
+        return [every, *(_summarise(self, whole, roles == role, role, q_head) for role in found)]
 
 
 def _summarise(
@@ -131,13 +136,14 @@ def _summarise(
         "role": role,
         "pages": flat(k),
         "tokens": flat(k * curves.page),
+        "read_pages_mean": flat(x["read"].mean(0)),
         "union_pages_mean": flat(x["union"].mean(0)),
         "read_bytes_mean": flat(x["tokens"].mean(0) * curves.row_bytes),
         "mass_recall_mean": flat(x["mass"].mean(0, dtype=np.float64)),
         "mass_recall_p5": flat(low),
         "mass_recall_p50": flat(mid),
         "mass_recall_min": flat(x["mass"].min(0)),
-        "top10_recall_mean": flat(x["top10"].mean(0, dtype=np.float64)),
+        **{f"top{r}_recall_mean": flat(x[f"top{r}"].mean(0, dtype=np.float64)) for r in TOP_R},
         "top10_recall_p5": flat(np.percentile(x["top10"], 5, axis=0)),
         "far_recall": flat(ratio(x["far"], x["far_all"])),
         "evidence_recall": flat(ratio(x["evidence"], x["evidence_all"])) if "evidence_all" in x else None,
@@ -157,6 +163,16 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
 
 
+def _top10_parts(block: Dense, of: NDArray[np.int64], pages: int) -> NDArray[np.float64]:
+    """f64[R, P]: the share of the 10 largest logits that lies on each page."""
+    best, count = block.top
+    out = np.zeros((block.rows, pages))
+    for r in range(min(10, best.shape[1])):
+        ok = count > r
+        np.add.at(out, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
+    return out
+
+
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """f64[R, P]: of each page's dense mass what lies on far positions; only the pages at the two edges are counted by token."""
     low, high = (np.repeat(x, block.group) for x in block.far_range)
@@ -170,7 +186,7 @@ def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np
     return out[:, :pages]
 
 
-def _marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:
+def marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:
     """f64[R, P]: dense mass of each page's marked positions."""
     out = np.zeros((block.rows, pages))
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)

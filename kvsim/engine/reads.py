@@ -24,16 +24,20 @@ from kvsim.policies.rules import Rule
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
+TOGETHER = 256  # pages whose keys are looked at together: 4 MB, which stay in the cache, and of which no fresh memory is asked
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
 @dataclass
 class Picked:
-    """What the query heads of one kv head read in a block of steps. chosen bool[N, G, P]; score f64[N, G, P], unscaled, NaN where no
-    ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); scanned i64[N]: pages whose summary was read;
-    certified bool[N, G]: a rule's proof was reached (None: it gives none); sent i64[N]: scores that shards told each other."""
+    """What the query heads of one kv head read in a block of steps. rows i64[N, P]: live tokens of every page; chosen bool[N, G, P];
+    score f64[N, G, P], unscaled, NaN where no ranking took place; order i32[N, G, P] of a fixed budget (None otherwise); forced
+    bool[N, P]; scanned i64[N]: pages whose summary was read; certified bool[N, G]: a rule's proof was reached (None: it gives none);
+    sent i64[N]: scores that shards told each other; age i64[N]: steps since the ranking that the set rests on (None: every step has its
+    own)."""
 
     pages: Pages
+    rows: Ints
     chosen: Mask
     score: NDArray[np.float64]
     order: NDArray[np.int32] | None
@@ -42,6 +46,7 @@ class Picked:
     scanned: Ints
     certified: Mask | None
     sent: Ints
+    age: Ints | None = None
 
 
 class Reader:
@@ -52,7 +57,9 @@ class Reader:
     def __init__(self, read: Read, source: Source, head: int, full_block: int, record: Record | None = None):
         self.read, self.source, self.head, self.full_block = read, source, head, full_block
         self.summaries = Summaries(read, source, head, record) if read.index is not None else None
-        self.held_set: tuple[int, list[set[int]]] | None = None  # position of the last ranking, the pages of each query head
+        self.held_set: tuple[int, int, list[set[int]]] | None = (
+            None  # step and position of the last ranking, each query head's pages
+        )
 
     def pick(
         self,
@@ -69,20 +76,22 @@ class Reader:
         read, lay = self.read, self.source.layer
         assert read.page is not None
         pages, group = pages_of(pos, read.page), q.shape[1]
-        exists = pages.rows(flags) > 0
+        rows = pages.rows(flags)
+        exists = rows > 0
         if read.read is None:  # everything(page=...): the pages are named, none is ranked
             every = np.repeat(exists[:, None], group, 1)
             none = np.full(every.shape, np.nan)
             zero = np.zeros(len(t), np.int64)
-            return Picked(pages, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
+            return Picked(pages, rows, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         known = {} if known is None else known
-        score = _once(known, ("score", *ranking_of(read)), lambda: self._score(t, pages, pos, flags, q, truth))
+        score = _once(known, ("score", *ranking_of(read)), lambda: self.score(t, pages, exists, pos, flags, q, truth))
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
+        age: Ints | None = None
         if isinstance(read.read, Rule):
-            chosen, depth = self._by_rule(read.read, score, pages, flags, forced, visible, truth)
+            chosen, depth = self._by_rule(read.read, score, pages, rows, forced, visible, truth)
             rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
         else:
             k = self.to_pages(read.read, visible)
@@ -90,11 +99,11 @@ class Reader:
             scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
             sent = self._sent(exists, k, group)
         if read.refresh != 1:
-            chosen, order, certified = self._keep_set(t, pages, exists, chosen, ranks), None, None
+            (chosen, age), order, certified = self._keep_set(steps, t, pages, exists, chosen, ranks), None, None
             score = np.where(ranks[:, None, None], score, np.nan)
             scanned, sent, rounds = np.where(ranks, scanned, 0), np.where(ranks, sent, 0), np.where(ranks[:, None], rounds, 0)
         scanned = scanned if read.index is not None else np.zeros_like(scanned)
-        return Picked(pages, chosen, score, order, forced, rounds, scanned, certified, sent)
+        return Picked(pages, rows, chosen, score, order, forced, rounds, scanned, certified, sent, age)
 
     def _sent(self, exists: Mask, k: Ints, group: int) -> Ints:
         """i64[N]: with shards that rank together, every one tells its best scores, one list for each ranking."""
@@ -115,20 +124,16 @@ class Reader:
         rule: Rule,
         score: NDArray[np.float64],
         pages: Pages,
-        flags: NDArray[np.uint8],
+        rows: Ints,
         forced: Mask,
         visible: Ints,
         truth: Truth,
     ) -> tuple[Mask, Depths]:
-        told, most = ordered(self.source, pages, score, pages.rows(flags), forced), np.full(len(visible), len(pages.id))
-        cap, floor = getattr(rule, "cap", None), getattr(rule, "floor", None)
-        depth = depths(
-            rule,
-            told,
-            (most if cap is None else self.to_pages(cap, visible))[:, None],
-            (0 * most if floor is None else self.to_pages(floor, visible))[:, None],
-            truth,
-        )
+        src, size = self.source, self.read.page
+        told = ordered(src, pages, score, rows, forced)
+        ends = [allocate.rule_pages(rule, size, int(n), src.request, src.layer) for n in visible]
+        floor, cap = (np.array(x)[:, None] for x in zip(*ends, strict=True))
+        depth = depths(rule, told, cap, floor, truth)
         chosen = np.zeros(score.shape, bool)
         np.put_along_axis(chosen, told.order.astype(np.int64), np.arange(score.shape[-1]) < depth.pages[..., None], -1)
         return np.repeat(chosen.any(1, keepdims=True), score.shape[1], 1) if self.read.heads == "share" else chosen, depth
@@ -142,48 +147,45 @@ class Reader:
     def choose(
         self, score: NDArray[np.float64], exists: Mask, forced: Mask, k: Ints, known: dict[Any, Any] | None = None
     ) -> tuple[Mask, NDArray[np.int32] | None]:
-        """The pages bool[N, G, P] that a budget of k pages reads, and the order i32[N, G, P] when every head has its own."""
+        """The pages bool[N, G, P] that a budget of k pages reads, and the order that every budget reads from, unless shards do."""
         read, group = self.read, score.shape[1]
-        if read.heads == "split":
-            private = getattr(read, "private", 1)
-            sets = [
-                select.split(score[i], exists[i], forced[i], int(k[i]), private) if k[i] < exists[i].sum() else exists[i]
-                for i in range(len(k))
-            ]
-            return np.repeat(np.stack(sets)[:, None], group, 1), None
 
         def rank() -> NDArray[np.int32]:
+            if read.heads == "split":
+                return select.split_order(score, exists, forced, getattr(read, "private", 1))
             return select.page_order(select.joint(read.heads, score, exists, self.source.unit), exists, forced)
 
         order = _once({} if known is None else known, ("order", *ranking_of(read)), rank)
         chosen = select.pick(order, exists, forced, k, read.heads, group, read.shards)
-        return chosen, order if read.heads == "each" and read.shards is None else None
+        return chosen, order if read.shards is None else None
 
-    def _keep_set(self, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> Mask:
-        """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read."""
-        out = np.zeros_like(chosen)
+    def _keep_set(self, steps: Ints, t: Ints, pages: Pages, exists: Mask, chosen: Mask, ranks: Mask) -> tuple[Mask, Ints]:
+        """Between rankings the set stays and pages born since join it (ruling B06); when nothing of it is left, the newest page is read.
+        And the age of each step's set."""
+        out, age = np.zeros_like(chosen), np.zeros(len(t), np.int64)
         for i in range(len(t)):
             if ranks[i] or self.held_set is None:
-                self.held_set = int(t[i]), [set(pages.id[c].tolist()) for c in chosen[i]]
+                self.held_set = int(steps[i]), int(t[i]), [set(pages.id[c].tolist()) for c in chosen[i]]
                 out[i] = chosen[i]
             else:
-                since, sets = self.held_set
+                ranked, since, sets = self.held_set
+                age[i] = steps[i] - ranked
                 young = pages.id * pages.size > since
                 for g, ids in enumerate(sets):
                     out[i, g] = (np.isin(pages.id, list(ids)) | young) & exists[i]
                     if not out[i, g].any():
                         out[i, g, np.flatnonzero(exists[i])[-1]] = True
-        return out
+        return out, age
 
-    def _score(
-        self, t: Ints, pages: Pages, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
+    def score(
+        self, t: Ints, pages: Pages, exists: Mask, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth
     ) -> NDArray[np.float64]:
         """f64[N, G, P], -inf where a page does not exist."""
         seen = self.summaries
         v = versions(pages, flags, t, seen.matter if seen else ALIVE)
         arrays: dict[str, NDArray[Any]] = seen.of(v, pages, pos) | seen.fitted if seen else {}
         summary = {name: x[None] for name, x in arrays.items()}
-        (n, group, dim), exists = q.shape, pages.rows(flags) > 0
+        n, group, dim = q.shape
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
         batch[:n, 0], times[:n] = q, t
@@ -205,11 +207,14 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
-        score = np.take_along_axis(got[:n, 0].astype(np.float64), np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1)
-        exists = np.broadcast_to(exists[:, None], score.shape)
-        if np.isnan(score[exists]).any():
+        score = np.take_along_axis(got[:n, 0], np.broadcast_to(v.of[:, None], (n, group, v.of.shape[1])), -1).astype(
+            np.float64, copy=False
+        )
+        if (np.isnan(score) & exists[:, None]).any():
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
-        return np.where(exists, np.clip(score, -UNBOUNDED, UNBOUNDED), -np.inf)
+        np.clip(score, -UNBOUNDED, UNBOUNDED, out=score)  # in place: of 128K tokens a copy is 16 MB
+        np.copyto(score, -np.inf, where=~exists[:, None])
+        return score
 
 
 def ranking_of(read: Read) -> tuple[Any, ...]:
@@ -244,11 +249,7 @@ class Summaries:
         np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
         state[:, self.size] = v.closed
         stale = (state != self.state[ids]).any(1)
-        made: dict[str, NDArray[Any]] = {}
-        if stale.any():
-            valid, blurred = v.valid[stale], v.blurred[stale]
-            keys, error = self._keys(np.where(valid, at[stale], 0), blurred)
-            made = self.index.summarise(keys, valid, v.closed[stale], **error, **self.fitted)
+        made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
@@ -258,6 +259,15 @@ class Summaries:
             self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
         self.state[ids] = state
         return out
+
+    def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
+        """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""
+        parts = []
+        for one in np.split(which, range(TOGETHER, len(which), TOGETHER)):
+            valid = v.valid[one]
+            keys, error = self._keys(np.where(valid, at[one], 0), v.blurred[one])
+            parts.append(self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """f64[m, S, d] at positions [m, S] as the index wants them, and when it widens them by their error, that too."""

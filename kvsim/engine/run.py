@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine import account, model_scope
-from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of
+from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of, truth_read
 from kvsim.engine.bank import Record
+from kvsim.engine.bounds import against_truth
 from kvsim.engine.by_tier import by_tier
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
 from kvsim.engine.evidence import evidence
 from kvsim.engine.evolve import evolve
-from kvsim.engine.explain import explain as explained
+from kvsim.engine.explain import depths_of, regret
 from kvsim.engine.fate import tiers_and_events
 from kvsim.engine.lags import died, lags
 from kvsim.engine.levels import levels
@@ -25,14 +26,19 @@ from kvsim.engine.offload import PageCache, offloaded
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked, Reader, ranking_of
 from kvsim.engine.recurrence import Recurrence
+from kvsim.engine.slack import SlackByAge
 from kvsim.engine.source import Source
+from kvsim.engine.turnover import SOON, Turnover
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import Rule
 from kvsim.policies.store.offload import offload
 
-TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "evidence", "lags", "recurrence", "by_tier")
+TABLES = (
+    *("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "slack", "evidence"),
+    *("lags", "recurrence", "by_tier"),
+)
 Columns = dict[str, Any]
 Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are arrays of one length, or one value for all its rows
 
@@ -63,8 +69,9 @@ def run_layer(
     A row's bytes depend on its policy and step alone: not on the other jobs, the steps chosen, or how the work is cut into blocks."""
     work = [_Work(source, job, plans, steps, allocator, explain) for job in jobs]
     wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
-    before = np.append(wanted[1:], False)  # the step before each: what was read then is what reads are compared with
-    places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(wanted | before)
+    back = max(SOON) if explain else 1  # steps before each: what was read then is what reads are compared with
+    needed = np.array([wanted[i : i + back + 1].any() for i in range(len(wanted))], bool)
+    places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(needed)
     for head in range(source.layer.kv_heads):
         mine = [w for w in work if w.job.heads is None or head in w.job.heads]
         for w in mine:
@@ -73,6 +80,7 @@ def run_layer(
             dense = Dense(source, head, index)
             for w in mine:
                 w.step(dense, wanted[index])
+            del dense  # before the next one is made: its logits are the largest thing there is
             tick()
         for w in mine:
             w.end(head, wanted)
@@ -111,11 +119,16 @@ class _Work:
         if isinstance(self.store, offload):
             self.cache = PageCache(self.store, read.page, -(-src.request.total // read.page))
         self.curves = None
+        self.turnover: Turnover | None = None
+        self.slack: SlackByAge | None = None
+        if self.explain and read.page is not None and read.index is not None and read.refresh == 1:
+            again = self.reader or Reader(read, src, head, steps_per_block(src.layer.group), self.record)
+            self.turnover = Turnover(again, -(-src.request.total // read.page), src.layer.group)
+            self.slack = SlackByAge(read.page, src.layer.key_dim, src.request.total)
         self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
             read.read is not None
             and self.record is None
-            and read.heads == "each"
             and read.refresh == 1
             and read.shards is None
             and not isinstance(read.read, Rule)
@@ -123,7 +136,8 @@ class _Work:
         ):
             t = src.t[wanted]
             first = np.array([src.layer.first_visible(int(x)) for x in t])
-            self.curves = Curves(read.page, int((t // read.page - first // read.page + 1).min()), src.layer.row_bytes)
+            budgets = int((t // read.page - first // read.page + 1).min())
+            self.curves = Curves(read.page, budgets, src.layer.row_bytes, read.heads)
 
     def step(self, dense: Dense, wanted: NDArray[np.bool_]) -> None:
         held = self.past.held(dense)
@@ -132,7 +146,7 @@ class _Work:
         got = attend(dense, held, picked, self.record)
         group = dense.group
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
-        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth)
+        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record)
         heads |= self.beside.columns(dense, held, picked, got)
         if self.explain:
             heads |= levels(dense, held, picked, got, self.record)
@@ -146,6 +160,7 @@ class _Work:
             self._plans(dense, picked, wanted)
         if self.recurrence:
             self.recurrence.add(dense, held, picked)
+        steps_apart = self.turnover.columns(dense, held, picked, truth) if self.turnover and picked is not None else {}
         if not wanted.any():
             return
         steps = self.source.steps[dense.index]
@@ -158,14 +173,19 @@ class _Work:
             at = {"q_head": q_heads, "step": np.repeat(steps, group)}
             self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), np.repeat(wanted, group))
             self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), np.repeat(wanted, group))
-        if self.explain and picked is not None and self.read.index is not None and self.read.refresh == 1:
-            columns = explained(self.read.index, held, picked, truth)
+        if self.turnover and self.slack and picked is not None and self.read.index is not None:
+            columns = depths_of(self.read.index, picked, truth) | regret(self.read, dense, held, picked, truth) | steps_apart
+            read_truth = truth if self.record is None else truth_read(dense, held, self.record)
+            columns |= against_truth(dense, picked, read_truth, self.turnover.reader)
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
+            self.slack.add(dense, picked, truth, wanted)
 
     def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src = self.source
         if self.curves and self.curves.parts:
             self.tables["curves"] += self.curves.rows(head * src.layer.group)
+        if self.slack and self.slack.parts:
+            self.tables["slack"] += self.slack.rows(head * src.layer.group)
         if self.record is None:
             return
         tiers, events = tiers_and_events(src, self.record, self.codecs, head)
@@ -225,15 +245,20 @@ class _Work:
 
     def _plans(self, dense: Dense, picked: Picked, wanted: NDArray[np.bool_]) -> None:
         steps, one = self.source.steps[dense.index], self.read.heads != "each"
+        ids, exists = picked.pages.id, (picked.rows > 0).sum(1)
         rows = [
-            (-1 if one else dense.head * dense.group + g, int(steps[i]), picked.pages.id[picked.chosen[i, g]].tolist())
+            {
+                "q_head": -1 if one else dense.head * dense.group + g,
+                "step": int(steps[i]),
+                "pages": ids[picked.chosen[i, g]].tolist(),
+                "exists": int(exists[i]),
+                "forced": ids[picked.chosen[i, g] & picked.forced[i]].tolist(),
+            }
             for g in range(1 if one else dense.group)
             for i in np.flatnonzero(wanted)
         ]
-        q_head, step, pages = zip(*rows, strict=True) if rows else ((), (), ())
-        self.tables["plans"].append(
-            {"kv_head": dense.head, "q_head": list(q_head), "step": list(step), "page_size": self.read.page, "pages": list(pages)}
-        )
+        columns = {c: [row[c] for row in rows] for c in ("q_head", "step", "pages", "exists", "forced")}
+        self.tables["plans"].append({"kv_head": dense.head, "page_size": self.read.page} | columns)
 
     def _add(self, table: str, columns: Columns, wanted: NDArray[np.bool_]) -> None:
         part = {}
@@ -252,8 +277,8 @@ def _observed(record: Record, dense: Dense, held: Held, size: int) -> Picked:
     shape = (n, group, len(pages.id))
     chosen, score, forced = np.zeros(shape, bool), np.full(shape, -np.inf), np.zeros((n, len(pages.id)), bool)
     rounds, certified = np.zeros((n, group), np.int64), np.zeros((n, group), bool)
-    scanned, sent = np.zeros((2, n), np.int64)
-    proves = False
+    scanned, sent, age = np.zeros((3, n), np.int64)
+    proves = refreshes = False
     for i, at in enumerate(dense.index):
         one: Picked = record.reads[at][dense.head]
         place = np.searchsorted(pages.id, one.pages.id)
@@ -261,4 +286,18 @@ def _observed(record: Record, dense: Dense, held: Held, size: int) -> Picked:
         rounds[i], scanned[i], sent[i] = one.rounds[0], one.scanned[0], one.sent[0]
         if one.certified is not None:
             certified[i], proves = one.certified[0], True
-    return Picked(pages, chosen, score, None, forced, rounds, scanned, certified if proves else None, sent)
+        if one.age is not None:
+            age[i], refreshes = one.age[0], True
+    return Picked(
+        pages,
+        pages.rows(held.flags),
+        chosen,
+        score,
+        None,
+        forced,
+        rounds,
+        scanned,
+        certified if proves else None,
+        sent,
+        age if refreshes else None,
+    )

@@ -171,18 +171,14 @@ def dealt(exists: Mask, n: int) -> NDArray[np.int64]:
     return np.where(exists, shard, -1)
 
 
-def split(score: NDArray[np.float64], exists: Mask, forced: Mask, k: int, private: int) -> Mask:
-    """chosen bool[P] of one step: `private` pages of every head (best ranks first, then head by head), the rest by the best of the
-    heads (card A9). score [G, P], exists, forced bool[P]."""
-    out = forced & exists
-    start = int(out.sum())
-    ranks = page_order(score[None], exists[None], out[None])[0, :, start : int(exists.sum())]
-    for r in range(min(private, ranks.shape[1])):
-        for row in ranks:
-            if out.sum() < k:
-                out[row[r]] = True
-    for p in page_order(score.max(0)[None, None], exists[None], out[None])[0, 0, int(out.sum()) : int(exists.sum())]:
-        if out.sum() >= k:
-            break
-        out[p] = True
-    return out
+def split_order(score: NDArray[np.float64], exists: Mask, forced: Mask, private: int) -> NDArray[np.int32]:
+    """order i32[N, 1, P]: forced pages, then `private` pages of every head (best ranks first, then head by head), then by the best of
+    the heads (card A9). score f64[N, G, P], exists, forced bool[N, P]."""
+    group, forced = score.shape[1], forced & exists
+    place = np.empty(score.shape, np.int64)
+    np.put_along_axis(place, page_order(score, exists, forced).astype(np.int64), np.arange(score.shape[2])[None, None], 2)
+    rank = place - forced.sum(1)[:, None, None]
+    last = private * group
+    turn = np.where(rank < private, rank * group + np.arange(group)[:, None], last).min(1)
+    turn = np.where(forced, -1, np.where(exists, turn, last + 1))
+    return np.lexsort((-score.max(1), turn))[:, None].astype(np.int32)

@@ -87,7 +87,25 @@ class Source:
     @cached_property
     def value_norms(self) -> NDArray[np.float64]:
         """f64[Hkv, T]: L2 norms of the values."""
-        return _norms(self.v)
+        return self._strays(np.zeros((len(self.v), 1)))
+
+    @cached_property
+    def value_centre(self) -> NDArray[np.float64]:
+        """f64[Hkv, dv]: the mean value of the prompt."""
+        prompt = self.request.prompt
+        return np.stack([to_float32(np.ascontiguousarray(x[:prompt])).mean(axis=0, dtype=np.float64) for x in self.v])
+
+    @cached_property
+    def value_strays(self) -> NDArray[np.float64]:
+        """f64[Hkv, T]: L2 distances of the values from the centre."""
+        return self._strays(self.value_centre)
+
+    def _strays(self, centre: NDArray[np.float64]) -> NDArray[np.float64]:
+        out = np.empty(self.v.shape[:2])
+        for h, raw in enumerate(self.v):
+            for at in range(0, len(raw), TILE):  # float64 is twice to four times as large as what is stored
+                out[h, at : at + TILE] = np.linalg.norm(to_float32(raw[at : at + TILE]) - centre[h], axis=1)
+        return out
 
     @cached_property
     def key_norms(self) -> NDArray[np.float64]:

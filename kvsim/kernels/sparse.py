@@ -12,7 +12,7 @@ from numba import njit
 from kvsim.kernels.exp import exp2_32, exp2_64
 
 ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR, KEY_KEPT, VALUE_KEPT = 1, 2, 4, 8, 16, 32, 64
-MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS = range(6)
+MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS, ENTROPY, SUMS = range(8)
 GROUP, BITS, ROW_META, GROUP_META, NOMINAL, COSTS = range(6)
 ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEYS_KEPT, VALUES_KEPT = range(7)
 KEY_BITS, VALUE_BITS, META_BYTES, KEPT_KEY_BITS, KEPT_VALUE_BITS, KEPT_META_BYTES, NOMINAL_BITS, COUNTS = range(7, 15)
@@ -46,7 +46,7 @@ def _total(e, n):
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
 def _marked(e, mark, n):
-    """The float64 sum of e[k] where mark[k] is 1 and not 0."""
+    """The float64 sum of e[k] * mark[k]; of e[k] alone where marks are 0 and 1."""
     total = 0.0
     for k in range(n):
         total += np.float64(e[k] * mark[k])
@@ -63,7 +63,8 @@ def attend(
     when nothing is coded); values, blurred_values f32[T, dv], by position; marks u8[n]: 1 where evidence; far i64[nb, 2]: positions
     counted as far; start i64[P + 1]: pages over slots; chosen bool[nb, G, P]; unit, cap: logit in powers of 2 = unit * dot, soft-capped;
     lse f64[R]: the dense log2 denominator; sink f64[R]: learned sink logit in powers of 2, very low without.
-    -> sums f64[R, 6]: dense mass on read tokens; of it far, on evidence, on coded keys; own mass on evidence; tokens read.
+    -> sums f64[R, SUMS]: dense mass on read tokens; of it far, on evidence, on coded keys; own mass on evidence; tokens read; the entropy,
+       in powers of 2, of the own probabilities of the tokens read, a learned sink left out.
     -> out f64[R, dv] own output; exact: output of the same set with exact keys and values; mixed: with own keys and exact values
        (exact, mixed are filled only when they have R rows)."""
     nb, group, pages = chosen.shape
@@ -71,19 +72,19 @@ def attend(
     for p in range(pages):
         width = max(width, start[p + 1] - start[p])
     own_e, true_e = np.empty((group, width), np.float32), np.empty((group, width), np.float32)
-    live = np.empty(width, np.int64)
+    live, above = np.empty(width, np.int64), np.empty(width, np.float32)
     is_far, is_evidence, is_coded = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
     near, true_near = np.empty((width, dim), np.float32), np.empty((width, dim), np.float32)
     part = np.empty(dim, np.float32)
     total = np.empty((3, group, dim), np.float64)
     own_top, true_top = np.empty(group, np.float32), np.empty(group, np.float32)
-    own_z, true_z = np.empty(group, np.float64), np.empty(group, np.float64)
+    own_z, true_z, lean = np.empty(group, np.float64), np.empty(group, np.float64), np.empty(group, np.float64)
     wanted = np.empty(pages, np.bool_)
     kinds = 3 if split else 1
     for i in range(nb):
         for g in range(group):
             own_top[g] = true_top[g] = _LOW
-            own_z[g] = true_z[g] = 0.0
+            own_z[g] = true_z[g] = lean[g] = 0.0
             for j in range(dim):
                 for kind in range(kinds):
                     total[kind, g, j] = 0.0
@@ -132,7 +133,9 @@ def attend(
                         if flags[i, live[k]] & KEY_BLUR:
                             own[k] = _bend(blurred[live[k], r], unit, cap) - own_top[g]
                 for k in range(n):
+                    above[k] = own[k]
                     own[k] = exp2_32(own[k])
+                lean[g] += _marked(own, above, n)
                 if split:
                     for k in range(n):
                         true[k] = exp2_32(true[k])
@@ -179,6 +182,7 @@ def attend(
             sums[r, FAR] *= scale
             sums[r, EVIDENCE] *= scale
             sums[r, CODED_MASS] *= scale
+            sums[r, ENTROPY] = max(0.0, np.log2(own_z[g]) - lean[g] / own_z[g]) if own_z[g] > 0.0 else np.nan
             own_z[g] += exp2_64(sink[r] - np.float64(own_top[g]))
             true_z[g] += exp2_64(sink[r] - np.float64(true_top[g]))
             if own_z[g] == 0.0:  # nothing was read: an output of zero

@@ -5,14 +5,14 @@ from __future__ import annotations
 import polars as pl
 
 from kvsim.metrics.quality import FLOOR, ratio
+from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.spread import SUFFIX, TELLING, tails
 from kvsim.metrics.traffic import side_bytes
 
-ALL_STEPS = -1  # the role that stands for every decode step
 STEPS, LOWEST = "p5 of a head's steps (error: p95)", "worst step of any head"
 UNIT = ("policy", "request", "layer", "q_head", "role")
 MEASURES = ("mass_recall", "far_recall", "evidence_recall", "rel_l2")
-COLUMNS = ("policy", "role", "pages", "tokens", "bytes", "union_pages", "statistic", *MEASURES)
+COLUMNS = ("policy", "role", "pages", "tokens", "read_tokens", "bytes", "union_pages", "statistic", *MEASURES)
 
 
 def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, most: int = 40) -> pl.DataFrame:
@@ -22,8 +22,10 @@ def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, m
     Over heads (MEAN, TAIL, WORST): mass_recall and rel_l2 of a head are means over its steps; far_recall and evidence_recall of MEAN
     ratios of sums, each curve weighed by its dense mass (from heads), of TAIL and WORST only over heads with enough of it. STEPS: the
     mean over heads of p5 over steps, LOWEST the least of all. bytes: K and V rows per kv head and step, plus what the policy read
-    beside them at its own budget (index, scales). union_pages: pages read by all query heads of a kv head together."""
+    beside them at its own budget (index, scales). union_pages: pages read by all query heads of a kv head together. read_tokens: what a
+    query head reads, in whole pages: more than asked where heads read each other's pages, or forced ones fill the budget."""
     side = ledger.group_by("policy").agg(side_bytes().cast(pl.Float64).mean().alias("side"))
+    read = pl.col("read_pages_mean").fill_null(pl.col("pages")) * pl.col("tokens") / pl.col("pages")
     error = pl.col("rel_l2_mean").cast(pl.Float64)
     found = (
         curves.join(_weights(heads), on=UNIT, how="left", maintain_order="left")
@@ -32,6 +34,7 @@ def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, m
         .agg(
             pl.len().alias("n"),
             pl.col("tokens").first(),
+            read.mean().alias("read_tokens"),
             (pl.col("read_bytes_mean") + pl.col("side").fill_null(0)).mean().alias("bytes"),
             pl.col("union_pages_mean").mean().alias("union_pages"),
             pl.col("mass_recall_mean").cast(pl.Float64).mean().alias("mass_recall"),
@@ -61,7 +64,7 @@ def by_budget(curves: pl.LazyFrame, heads: pl.LazyFrame, ledger: pl.LazyFrame, m
 def _by_statistic(found: pl.DataFrame) -> pl.DataFrame:
     """Every budget once per statistic; a measure that a statistic does not have is null."""
     suffixes = SUFFIX | {STEPS: "_steps", LOWEST: "_lowest"}
-    keys = ("policy", "role", "pages", "tokens", "bytes", "union_pages")
+    keys = ("policy", "role", "pages", "tokens", "read_tokens", "bytes", "union_pages")
     named = [
         found.select(
             *keys,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import polars as pl
 
-UNIT = ("policy", "request", "layer")
+UNIT = ("policy", "request", "layer", "role")
 CLASSES = ("sinks", "recent", "full", "coded", "host")
 SETS = {"deployed": "", "oracle": "_oracle", "oracle_interval": "_interval"}  # of recurrence -> the end of a metric's name
 
 
 def lag_metrics(lags: pl.LazyFrame) -> pl.LazyFrame:
-    """-> policy, request, layer, metric, value. fmm_lag_H: dense mass on tokens evicted at least H steps before, H = 1, 2, 4 ..., over the
+    """-> policy, request, layer, role, metric, value. fmm_lag_H: dense mass on tokens evicted at least H steps before, H = 1, 2, 4 ..., over the
     steps that can have one (step >= H - 1). Of the 10 tokens of highest logit of a step: needed_again_pair, the share that is gone;
     needed_again_step, the share of (step, query head) in which one is; hit_rate = 1 - that; needed_again_token, of all evicted tokens of a
     kv head those that were needed later."""
@@ -71,8 +71,8 @@ def lag_histogram(lags: pl.LazyFrame) -> pl.DataFrame:
 
 
 def recurrence_metrics(recurrence: pl.LazyFrame) -> pl.LazyFrame:
-    """-> policy, request, layer, metric, value. lir_event = re-entries / (unit, event) pairs that were dormant; lir_spell = re-entries / spells;
-    with _alive without those of evicted units; with _4, _16 only what was dormant for so many events; with _oracle and _interval of the
+    """-> policy, request, layer, role, metric, value. lir_event = re-entries / (unit, event) pairs that were dormant; lir_spell = re-entries /
+    spells; with _alive without those of evicted units; with _4, _16 only what was dormant for so many events; with _oracle and _interval of the
     oracles. churn_held: between cuts, of all tokens held; churn_oracle, churn_interval: of the full tokens of the oracles. score_cosine: of what
     units received between cuts, keys as decoded against captured."""
     sums = recurrence.group_by(*UNIT, "set", "dormancy").agg(
@@ -100,8 +100,8 @@ def recurrence_metrics(recurrence: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def tier_metrics(by_tier: pl.LazyFrame, heads: pl.LazyFrame) -> pl.LazyFrame:
-    """-> policy, request, layer, metric, value. held_CLASS, own_CLASS, without_CLASS: means of the columns; fmm_tier_disabled: dense mass on
-    tokens that are evicted, coded or on the host, read or not, as if all but the full tier were lost."""
+    """-> policy, request, layer, role, metric, value. held_CLASS, own_CLASS, without_CLASS: means of the columns; fmm_tier_disabled:
+    dense mass on tokens that are evicted, coded or on the host, read or not, as if all but the full tier were lost."""
     columns = [f"{part}_{c}" for part in ("held", "own", "without") for c in CLASSES]
     means = by_tier.group_by(UNIT).agg(pl.col(columns).cast(pl.Float64).mean())
     evicted = heads.group_by(UNIT).agg(pl.col("mass_evicted").cast(pl.Float64).mean())
@@ -112,9 +112,9 @@ def tier_metrics(by_tier: pl.LazyFrame, heads: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def error_metrics(heads: pl.LazyFrame) -> pl.LazyFrame:
-    """-> policy, request, layer, metric, value. error_budget, error_evict, error_code, error_index: how much output error each level adds to the
-    one before (card D11): an oracle over all tokens, over held ones, over these as they are stored, the policy. They sum to the mean rel_l2,
-    and any but the first may be negative."""
+    """-> policy, request, layer, role, metric, value. error_budget, error_evict, error_code, error_index: how much output error each level
+    adds to the one before (card D11): an oracle over all tokens, over held ones, over these as they are stored, the policy. They sum to the
+    mean rel_l2, and any but the first may be negative."""
     best, held, own = (pl.col(n).cast(pl.Float64) for n in ("oracle_rel_l2", "oracle_held_rel_l2", "rel_l2"))
     coded = pl.coalesce(pl.col("oracle_coded_rel_l2").cast(pl.Float64), held)
     parts = {"error_budget": best, "error_evict": held - best, "error_code": coded - held, "error_index": own - coded}

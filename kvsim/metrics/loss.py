@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from kvsim.metrics.roles import ALL_STEPS, by_role
+
 LOSSES = {  # of diagnostics -> in words, in the order they stand on a bar
     "read": "read",
     "loss_index": "lost: the index chose other pages",
@@ -12,11 +14,11 @@ LOSSES = {  # of diagnostics -> in words, in the order they stand on a bar
 }
 
 
-def blame(diagnostics: pl.DataFrame) -> pl.DataFrame:
-    """diagnostics (policy, request, layer, metric, value) -> policy, part (a value of LOSSES), order, mass, sorted: means over contexts
-    and layers; four parts of a policy sum to 1. Policies without pages have no such losses and no rows."""
+def blame(diagnostics: pl.DataFrame, role: int = ALL_STEPS) -> pl.DataFrame:
+    """diagnostics (policy, request, layer, role, metric, value) -> policy, part (a value of LOSSES), order, mass, sorted: means over contexts
+    and layers of one role; four parts of a policy sum to 1. Policies without pages have no such losses and no rows."""
     lost = (
-        diagnostics.filter(pl.col("metric").is_in(list(LOSSES)))
+        diagnostics.filter(pl.col("role") == role, pl.col("metric").is_in(list(LOSSES)))
         .group_by("policy", "metric")
         .agg(pl.col("value").mean().clip(0, None).alias("mass"))  # a difference of float32 sums may be a hair below 0
     )
@@ -45,15 +47,18 @@ DEPTHS = {  # of explain -> in words, in the order they stand on the chart
 }
 
 
-def depths(explain: pl.LazyFrame) -> pl.DataFrame:
-    """-> policy, wanted (a value of DEPTHS), order, p50, mean, p95, most: pages of the ranking, over steps and heads; sorted."""
+def depths(explain: pl.LazyFrame, heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, role (-1: all steps), wanted (a value of DEPTHS), order, p50, mean, p95, most: pages of the ranking, over steps and heads;
+    sorted."""
     order = {said: i for i, said in enumerate(DEPTHS.values())}
-    wide = explain.select("policy", *(pl.col(n).cast(pl.Float64).alias(said) for n, said in DEPTHS.items()))
+    wide = by_role(explain, heads).select(
+        "policy", "role", *(pl.col(n).cast(pl.Float64).alias(said) for n, said in DEPTHS.items())
+    )
     pages = pl.col("pages")
     return (
-        wide.unpivot(index="policy", variable_name="wanted", value_name="pages")
+        wide.unpivot(index=["policy", "role"], variable_name="wanted", value_name="pages")
         .drop_nulls("pages")
-        .group_by("policy", "wanted")
+        .group_by("policy", "role", "wanted")
         .agg(
             pages.median().alias("p50"),
             pages.mean().alias("mean"),
@@ -61,14 +66,14 @@ def depths(explain: pl.LazyFrame) -> pl.DataFrame:
             pages.max().alias("most"),
         )
         .with_columns(order=pl.col("wanted").replace_strict(order, return_dtype=pl.Int8))
-        .sort("policy", "order")
+        .sort("policy", "role", "order")
         .collect()
     )
 
 
 def bounds(heads: pl.LazyFrame) -> pl.DataFrame:
-    """-> policy, layer, slack_mean, slack_max (scaled logits), promised (eps_hat), missed (mass not read, of what is held): means, and
-    the p95 over steps and heads of each as NAME_p95; only policies whose index is a bound; sorted."""
+    """-> policy, layer, role (-1: all steps), slack_mean, slack_max (scaled logits), promised (eps_hat), missed (mass not read, of what is
+    held): means, and the p95 over steps and heads of each as NAME_p95; only policies whose index is a bound; sorted."""
     held = 1 - pl.col("mass_evicted") - pl.col("learned_sink_mass")
     columns = {
         "slack_mean": pl.col("slack_mean"),
@@ -79,10 +84,11 @@ def bounds(heads: pl.LazyFrame) -> pl.DataFrame:
     means = [x.cast(pl.Float64).mean().alias(n) for n, x in columns.items()]
     ends = [x.cast(pl.Float64).quantile(0.95, "linear").alias(f"{n}_p95") for n, x in columns.items()]
     return (
-        heads.filter(pl.col("slack_mean").is_not_null())
-        .group_by("policy", "layer")
+        by_role(heads, heads)
+        .filter(pl.col("slack_mean").is_not_null())
+        .group_by("policy", "layer", "role")
         .agg(*means, *ends)
-        .sort("policy", "layer")
+        .sort("policy", "layer", "role")
         .collect()
     )
 
@@ -108,5 +114,32 @@ def coding(heads: pl.LazyFrame) -> pl.DataFrame:
         .agg(error.mean(), error.quantile(0.95, "linear").alias("p95"))
         .with_columns(order=pl.col("stage").replace_strict(order, return_dtype=pl.Int8))
         .sort("policy", "layer", "order")
+        .collect()
+    )
+
+
+RANKINGS = {  # columns of explain whose mean says what a ranking gave away, and how what it reads changes
+    "regret": "logits given away",
+    "recovered_1": "missed pages read at the next step",
+    "recovered_4": "missed pages read within 4 steps",
+    "recovered_16": "missed pages read within 16 steps",
+    "churn_query": "change, by the query",
+    "churn_summary": "change, by the summaries",
+}
+
+
+def rankings(explain: pl.LazyFrame, heads: pl.LazyFrame) -> pl.DataFrame:
+    """-> policy, role (-1: all steps), below_share (scores below the truth over all scores), below_max (scaled logits), fp16_changed (share
+    of sets), and the means of RANKINGS, over steps and heads; null where nothing was recorded; sorted."""
+    return (
+        by_role(explain, heads)
+        .group_by("policy", "role")
+        .agg(
+            below_share=pl.when(pl.col("pages").sum() > 0).then(pl.col("below").sum() / pl.col("pages").sum()),
+            below_max=pl.col("below_max").cast(pl.Float64).max(),
+            fp16_changed=pl.col("fp16_changed").cast(pl.Float64).mean(),
+            **{name: pl.col(name).cast(pl.Float64).mean() for name in RANKINGS},
+        )
+        .sort("policy", "role")
         .collect()
     )

@@ -13,6 +13,7 @@ from kvsim.geometry import Layer, Request
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain, Keep
 from kvsim.policies.read.everything import everything
+from kvsim.policies.rules import Rule
 from kvsim.units import Budget, pages, share, tokens, whole
 
 
@@ -32,6 +33,20 @@ def to_pages(budget: Budget, page: int, visible: int, request: Request, layer: L
     if isinstance(budget, pages):
         return budget.n
     return max(1, to_tokens(budget, visible, request, layer) // page)
+
+
+def rule_pages(rule: Rule, page: int, visible: int, request: Request, layer: Layer) -> tuple[int, int]:
+    """(floor, cap) of a stopping rule in whole pages; where it states none, 0 and as many as the visible tokens could fill.
+
+    Raises WrongUse when the floor is above the cap, which budgets of two units tell only here."""
+    low, high = getattr(rule, "floor", None), getattr(rule, "cap", None)
+    floor, cap = (None if x is None else to_pages(x, page, visible, request, layer) for x in (low, high))
+    if floor is not None and cap is not None and floor > cap:
+        raise WrongUse(
+            f"{type(rule).__name__}(floor={written(low)}, cap={written(high)}): with page={page} and {visible} visible tokens"
+            f" (request {request.id}, layer {layer.id}) the floor is {floor} pages and the cap {cap}; lower floor= or raise cap="
+        )
+    return floor or 0, request.total + 1 if cap is None else cap
 
 
 def hold_limit(keep: Keep, visible: int, request: Request, layer: Layer) -> int:

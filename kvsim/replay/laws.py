@@ -4,8 +4,10 @@ A law is stated once, as a sentence and as a comparison of whole columns; the fi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,10 @@ BYTES = [f.name for f in RUN_TABLES["ledger"] if f.name.endswith("_bytes")]
 MASSES = ("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass")
 RECALLS = ("top1_recall", "top10_recall", "top64_recall")
 CURVES = ("union_pages_mean", "read_bytes_mean", "mass_recall_mean", "mass_recall_p5", "mass_recall_p50", "mass_recall_min")
-RISING = (*CURVES, "far_recall", "top10_recall_mean", "top10_recall_p5", "evidence_recall")
+TOPS = ("top1_recall_mean", "top10_recall_mean", "top10_recall_p5", "top64_recall_mean")
+EXACT = ("exact_pages_r1", "exact_pages_r10", "exact_pages_r64")
+PROVED = ("mass_pages_001", "mass_pages_005", "mass_pages_01", "mass_pages_02")
+RISING = (*CURVES, "far_recall", *TOPS, "evidence_recall")
 
 Mask = NDArray[np.bool_]
 
@@ -80,7 +85,7 @@ def check_laws(policy: Policy, request: Request, layer: Layer, tables: Mapping[s
             mine = {name: rows.where(_of_head(rows, head, layer)) for name, rows in whole.items()}
             _ledger(mine["ledger"], chain, request, layer)
             _heads(mine["heads"], mine["ledger"], chain)
-            for name, check in (("curves", _curves), ("plans", _plans), ("tiers", _tiers), ("events", _events)):
+            for name, check in CHECKS.items():
                 if name in mine and len(mine[name]):
                     check(mine[name], mine, chain, request, layer)
 
@@ -167,6 +172,7 @@ def _heads(x: Rows, ledger: Rows, chain: Chain) -> None:
     place = {step: i for i, step in enumerate(ledger["step"])}
     at = np.array([place[step] for step in x["step"]], np.int64)
     x.must("a head reads no more than its group", x["read_tokens"] <= ledger["read_tokens"][at])
+    x.must("a head reads no more pages than are held", ~(x["read_pages"] > x["held_pages"]))
     whole = x["read_tokens"] == ledger["visible_tokens"][at]
     x.must("who reads all that is visible misses nothing", ~whole | (x["mass_evicted"] + x["mass_unread"] <= MASS))
     x.must("who reads all that is visible has every top token", ~whole | np.all([x[name] == 1 for name in RECALLS], axis=0))
@@ -201,6 +207,36 @@ def _plans(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, la
     read = dict(zip(zip(heads["q_head"], heads["step"], strict=True), heads["read_pages"], strict=True))
     keys = zip(x["q_head"], x["step"], x["pages"], strict=True)
     x.must("heads counts the pages of the plan", [q < 0 or read[q, step] == len(pages) for q, step, pages in keys])
+    x.must("no more pages are read than there are", [len(p) <= there for p, there in zip(x["pages"], x["exists"], strict=True)])
+    x.must("what is forced is read", [{*f} <= {*p} for f, p in zip(x["forced"], x["pages"], strict=True)])
+
+
+def _explain(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
+    heads = mine["heads"]
+    at, each = _in_heads(x, heads)
+    x.must("explain has one row for every row of heads", (at >= 0) & (each == 1) & (len(x) == len(heads)))
+    x.must("explain has the roles of heads", x["role"] == heads["role"][at])
+    pages = heads["held_pages"][at]
+    for name in ("k_needed", *EXACT, *PROVED):
+        x.must(f"{name} is between 1 and the pages there are", ~((x[name] < 1) | (x[name] > pages)))
+    x.must("a proof of more tokens is no shallower", ~np.any([x[a] > x[b] for a, b in pairwise(EXACT)], axis=0))
+    x.must("a proof of more of the mass is no shallower", ~np.any([x[a] < x[b] for a, b in pairwise(PROVED)], axis=0))
+
+
+def _evidence(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
+    heads, spans = mine["heads"], len(request.evidence)
+    at, each = _in_heads(x, heads)
+    x.must("every row of heads has its spans of evidence", (at >= 0) & (each == spans) & (len(x) == spans * len(heads)))
+    x.must("what is read of a span is a part of it", (x["read"] >= 0) & (x["read"] <= x["dense"] + MASS))
+    x.must("a span holds no more than all the evidence", x["dense"] <= heads["evidence_dense"][at] + MASS)
+
+
+def _in_heads(x: Rows, heads: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of every row: the row of heads with its query head and step (-1: none), and how many rows of x have these."""
+    place = {key: i for i, key in enumerate(zip(heads["q_head"], heads["step"], strict=True))}
+    keys = list(zip(x["q_head"], x["step"], strict=True))
+    many = Counter(keys)
+    return np.array([place.get(key, -1) for key in keys]), np.array([many[key] for key in keys])
 
 
 def _tiers(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
@@ -231,3 +267,6 @@ def _events(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, l
     if every and layer.window is None and not ledger["host_tokens"].any():
         gone = np.cumsum(x["evicted"])[1:]
         x.must("evictions add up to what is gone", np.append(True, gone == ledger["evicted_tokens"]))
+
+
+CHECKS = {"curves": _curves, "plans": _plans, "explain": _explain, "evidence": _evidence, "tiers": _tiers, "events": _events}

@@ -22,6 +22,7 @@ from kvsim.geometry import (
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
+from kvsim.policies.rules import Rule
 from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
 from kvsim.trace.open import Supply, Trace
@@ -44,6 +45,15 @@ def check_needs(trace: Trace, asked: Asked) -> None:
                     for problem in lacking(chain, asked, r, layer, supply):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
                     allocate.hold_limit(chain.part("keep"), r.prompt - layer.first_visible(r.prompt - 1), r, layer)
+                    _check_rule(chain, r, layer, supply)
+
+
+def _check_rule(chain: Chain, r: Request, layer: Layer, supply: Supply) -> None:
+    """Floor and cap of a stopping rule at the first and at the last step captured, between which all budgets lie. Raises WrongUse."""
+    read = chain.part("read")
+    if isinstance(read.read, Rule):
+        for t in (r.prompt + int(supply.steps[0]), r.prompt + int(supply.steps[-1])):
+            allocate.rule_pages(read.read, read.page, t + 1 - layer.first_visible(t), r, layer)
 
 
 def _in_layer(chain: Chain, layer: Layer) -> Chain:

@@ -35,18 +35,38 @@ def write_part(parts: Path, task: Task, found: Sequence[dict[str, pa.Table]], fl
             text.flush()
             os.fsync(text.fileno())
     for name, schema in RUN_TABLES.items():
-        bare = _bare(schema)
         if any(name in by_name for by_name in found):
-            with (aside / f"{name}.arrow").open("wb") as f, pa.ipc.new_file(f, bare) as writer:
-                for by_name in found:
-                    rows = by_name[name].drop_columns(["policy"]) if name in by_name else bare.empty_table()
-                    writer.write_batch(rows.combine_chunks().to_batches()[0] if rows.num_rows else _nothing(bare))
-                f.flush()
-                os.fsync(f.fileno())
+            _write(
+                aside / f"{name}.arrow", schema, [by_name[name] if name in by_name else schema.empty_table() for by_name in found]
+            )
     if (parts / folder(task)).exists():
         shutil.rmtree(aside)
     else:
         aside.rename(parts / folder(task))
+
+
+def add_table(parts: Path, task: Task, name: str, found: Sequence[pa.Table]) -> None:
+    """One more table of every policy, into the finished part of a task."""
+    aside = parts / f".{folder(task)}.{name}.{os.getpid()}"
+    aside.mkdir()
+    _write(aside / name, RUN_TABLES[name], found)
+    (aside / name).replace(parts / folder(task) / f"{name}.arrow")
+    aside.rmdir()
+
+
+def has_table(parts: Path, task: Task, name: str) -> bool:
+    return (parts / folder(task) / f"{name}.arrow").exists()
+
+
+def _write(file: Path, schema: pa.Schema, found: Sequence[pa.Table]) -> None:
+    """One batch per policy, without its name."""
+    bare = _bare(schema)
+    with file.open("wb") as f, pa.ipc.new_file(f, bare) as writer:
+        for table in found:
+            rows = table.drop_columns(["policy"]).combine_chunks()
+            writer.write_batch(rows.to_batches()[0] if rows.num_rows else _nothing(bare))
+        f.flush()
+        os.fsync(f.fileno())
 
 
 def folder(task: Task) -> str:

@@ -14,14 +14,25 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread, main_thread
 from types import ModuleType
+from typing import Protocol
 
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.policies.language import load_file
-from kvsim.replay.asked import Task, modules_of
-from kvsim.replay.work import Work
+from kvsim.replay.asked import Asked, Task, modules_of
 
 DIED = "a worker process died, perhaps for want of memory: ask for fewer --workers or set --memory"
 Failures = list[tuple[Task, KvsimError]]
+
+
+class Work(Protocol):
+    """What every worker is given once: does a task and writes what comes of it."""
+
+    @property
+    def asked(self) -> Asked: ...
+
+    def do(self, task: Task) -> None:
+        """Raises KvsimError."""
+
 
 _work: Work  # in a worker process, what it was given
 

@@ -79,6 +79,10 @@ class Run:
         return self.scan("explain").collect()
 
     @property
+    def slack(self) -> pl.DataFrame:
+        return self.scan("slack").collect()
+
+    @property
     def evidence(self) -> pl.DataFrame:
         return self.scan("evidence").collect()
 

@@ -12,6 +12,7 @@ from kvsim.replay.asked import AnyPolicy, about, resolve
 from kvsim.replay.folder import Draft, partial
 from kvsim.replay.memory import workers_for
 from kvsim.replay.needs import check_needs
+from kvsim.replay.neighbours import Reuse
 from kvsim.replay.parts import finished
 from kvsim.replay.pool import Failures, do_all
 from kvsim.replay.result import Run
@@ -78,6 +79,10 @@ def replay(
         count = iter(range(len(done) + 1, len(tasks) + 1))
         progress(len(done), len(tasks))
         failures = do_all(work, left, many, lambda: progress(next(count), len(tasks)))
+        if failures:
+            raise _told(failures, len(tasks), target)
+        again = Reuse(opened, asked, draft.parts)
+        failures = do_all(again, again.left(), many, lambda: None)
         if failures:
             raise _told(failures, len(tasks), target)
         draft.finish(tasks, asked.ids, also)

@@ -256,6 +256,10 @@ def error(x: float | None) -> str:
     return NOTHING if x is None else "0" if x < 1e-6 else f"{x:.3g}"
 
 
+def logits(x: float | None) -> str:
+    return NOTHING if x is None else f"{x:.3g}"
+
+
 def error_size(x: float) -> str:
     return f"{x:.2g}"
 

@@ -89,14 +89,35 @@ class View:
         """Whether any prompt of the run marks evidence."""
         return bool(self.run.heads.select(pl.col("evidence_dense").is_not_null().any()).collect().item())
 
+    @property
+    def pieces(self) -> int:
+        """The most spans of evidence that a prompt of the run holds."""
+        return max((sum(s.get("kind") == "evidence" for s in r.get("spans") or []) for r in self.run.requests), default=0)
+
+    @cached_property
+    def answer(self) -> int:
+        """The role of the steps that a figure shows which can show but one: of those there are, the last in order of a chat."""
+        return int(roles(self.run.heads)["role"].max())  # type: ignore[arg-type]
+
+    @property
+    def answers(self) -> pl.LazyFrame:
+        """The rows of heads in steps of that role."""
+        return self.run.heads.filter(pl.col("role") == self.answer)
+
+    @property
+    def alone(self) -> list[str]:
+        """A sentence, when there are steps of other roles too."""
+        many = roles(self.run.heads).height
+        return [f"Over steps of one role alone: {facts.role(self.answer)}."] if many > 1 else []
+
     @cached_property
     def diagnostics(self) -> pl.DataFrame:
         there = {n: t for n in ("evidence", "plans") if not (t := self.run.tables[n]).head(1).collect().is_empty()}
         return diagnostics(self.run.heads, **there)
 
     def metrics(self, *names: str) -> pl.DataFrame:
-        """policy, metric, value: means over contexts and layers of some of the diagnostics, sorted."""
-        mine = self.diagnostics.filter(pl.col("metric").is_in(names))
+        """policy, metric, value: means over contexts and layers of some of the diagnostics, in steps of `answer` alone, sorted."""
+        mine = self.diagnostics.filter(pl.col("role") == self.answer, pl.col("metric").is_in(names))
         return mine.group_by("policy", "metric").agg(pl.col("value").mean()).sort("policy", "metric")
 
     @cached_property

@@ -41,6 +41,7 @@ WATCHING = [
     "pools(hold=tokens(18), sinks=2, recent=5, heavy=4)",
     "tova(hold=tokens(15))",
     "qevict(hold=share(0.5), sinks=2, window=4, period=3, recent=tokens(6))",
+    'qevict(hold=share(0.5), sinks=2, window=4, period=3, recent=6, offset=1, scope="head", score="defensive", requantise="each")',
 ]
 CHAINS = [
     "kivi(group=2, residual=8)",

@@ -31,6 +31,11 @@ READS = [
     'oracle(read=pages({}), page={}, by="logit")',
     "recency(read=pages({}), page={})",
     "random_read(read=pages({}), page={}, tail='forced')",
+    'quest(read=pages({}), page={}, heads="share", sinks=1)',
+    'quest(read=pages({}), page={}, heads="max", recent=20)',
+    'quest(read=pages({}), page={}, heads="mean", tail="free")',
+    'quest(read=pages({}), page={}, heads="softmax_mean")',
+    'quest(read=pages({}), page={}, heads="split", private=2, sinks=3)',
 ]
 
 
@@ -58,8 +63,9 @@ def test_a_curve_is_the_replay_at_every_budget(kind, read):
             "mass_recall_p5": np.percentile(mass, 5, axis=1),
             "mass_recall_p50": np.percentile(mass, 50, axis=1),
             "mass_recall_min": mass.min(1),
-            "top10_recall_mean": heads["top10_recall"].mean(1),
+            **{f"top{r}_recall_mean": heads[f"top{r}_recall"].mean(1) for r in (1, 10, 64)},
             "top10_recall_p5": np.percentile(heads["top10_recall"], 5, axis=1),
+            "read_pages_mean": heads["read_pages"].mean(1),
             "union_pages_mean": ledger["read_pages"].mean(1),
             "read_bytes_mean": ledger["read_bytes"].mean(1),
         }
@@ -89,7 +95,9 @@ def test_curves_rise_and_end_at_one(kind, read):
             "mass_recall_mean",
             "mass_recall_p5",
             "mass_recall_min",
+            "top1_recall_mean",
             "top10_recall_mean",
+            "top64_recall_mean",
             "far_recall",
             "evidence_recall",
         ):
@@ -113,11 +121,18 @@ def test_roles_are_the_steps_of_that_role():
             assert np.array_equal(curves[column][pick], alone[column][every])
 
 
-def test_only_a_fixed_budget_of_one_ranking_a_head_over_everything_has_curves():
+@pytest.mark.parametrize("heads", ["share", "max", "mean", "softmax_mean", "split"])
+def test_heads_of_one_set_read_what_their_group_reads(heads):
+    curves = run(lane(**LANES["plain"]), f'quest(read=pages(2), page=4, heads="{heads}")')["curves"]
+    assert np.array_equal(curves["union_pages_mean"], curves["read_pages_mean"])
+    assert (curves["read_pages_mean"] > curves["pages"]).any() == (heads == "share")
+
+
+def test_only_a_fixed_budget_of_a_ranking_over_everything_has_curves():
     source = lane(**LANES["plain"])
     for policy in (
         "full()", "h2o(hold=tokens(20)) >> quest(read=pages(2))", "kivi(group=2, residual=4) >> quest(read=pages(2))",
-        'quest(read=pages(2), heads="share")', "quest(read=pages(2), refresh=2)", "quest(read=top_p(p=0.5))",
+        "quest(read=pages(2), shards=shards(2))", "quest(read=pages(2), refresh=2)", "quest(read=top_p(p=0.5))",
     ):  # fmt: skip
         assert not run(source, policy)["curves"]
     assert chain("quest(read=pages(2))").part("read").heads == "each"

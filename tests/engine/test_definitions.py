@@ -107,7 +107,7 @@ def test_heads(quest):
     heads = {c: x[1] for c, x in quest["heads"].items()}
     for column in (
         "mass_recall", "mass_unread", "evidence_dense", "evidence_mass", "top1_recall", "page_recall", "page_recall10", "rel_l2", "cosine",
-        "out_bound", "rounds", "eps_hat",
+        "out_bound", "out_bound_centred", "false_read_bytes", "page_precision", "rounds", "eps_hat",
     ):  # fmt: skip
         told(f"`{column}`", heads[column])
     told("`top1_recall`", heads["top10_recall"], heads["top64_recall"])
@@ -137,6 +137,7 @@ def test_curves():
     told("`mass_recall_p5`", at(1)["mass_recall_p5"], at(1)["mass_recall_p50"])
     told("`far_recall`", at(1)["evidence_recall"])
     told("`top10_recall_mean`", at(1)["top10_recall_mean"])
+    told("`read_pages_mean`", at(1)["read_pages_mean"])
     told("`union_pages_mean`", at(1)["union_pages_mean"], at(1)["read_bytes_mean"])
     assert at(4)["rel_l2_mean"] == pytest.approx(0, abs=1e-6)
     assert at(2)["mass_recall_mean"] == pytest.approx((0.60 / 0.90 + 0.70) / 2, abs=1e-6)
@@ -165,3 +166,13 @@ def test_what_keeping_costs():
     told("`fmm_lag_H`", mass[1].sum(), mass[1][1])
     assert P[[0, 1]] / P[[0, 1, 6, 7]].sum() == pytest.approx([0.30 / 0.70, 0.05 / 0.70])
     told("`own_c`", (P[0] + P[1]) / P[[0, 1, 6, 7]].sum())
+
+
+def test_pages_that_could_be_read_and_those_read_by_rule():
+    made = run(example(), QUEST, plans=True)
+    assert made["heads"]["held_pages"].tolist() == made["plans"]["exists"].tolist() == [4, 4]
+    assert [sorted({*p} - {*f}) for p, f in zip(made["plans"]["pages"], made["plans"]["forced"], strict=True)] == [[0], [0]]
+    whole = run(example(), "quest(read=exact(r=9), page=2)")["heads"]
+    assert (whole["read_pages"] == whole["held_pages"]).all()
+    assert f"{16 / 100 / (8 - 16 / 100):.4f}" == "0.0204"
+    assert "s = .16, .0204" in TEXT

@@ -121,3 +121,8 @@ def test_refused_in_one_line(text, says):
         parse(text)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_engine_does_not_read_the_cap_where_the_floor_is_above_it():
+    with pytest.raises(WrongUse, match="the floor is 2 pages and the cap 1; lower floor= or raise cap="):
+        run(lane(), "quest(read=gap(min=1, floor=tokens(8), cap=pages(1)), page=4)")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine.select import cut, forced_pages, joint, page_order, pick, split
+from kvsim.engine.select import cut, forced_pages, joint, page_order, pick, split_order
 from kvsim.errors import WrongUse
 from kvsim.policies.protocol import CODED, FULL, GONE, Forced, Keep, Ranking, Read, Stage, State, Store
 from kvsim.units import pages, tokens
@@ -167,8 +167,8 @@ def test_the_first_pages_of_an_order():
 
 def test_private_pages_first_then_the_best_of_the_heads():
     """Card A9: heads of one group, page scores 9 8 1 0 5 and 0 7 6 2 5."""
-    score, there, none = np.array([[9.0, 8, 1, 0, 5], [0, 7, 6, 2, 5]]), np.ones(5, bool), np.zeros(5, bool)
-    chosen = lambda k, private, forced=none: np.flatnonzero(split(score, there, forced, k, private)).tolist()  # noqa: E731
+    score, there, none = np.array([[[9.0, 8, 1, 0, 5], [0, 7, 6, 2, 5]]]), np.ones((1, 5), bool), np.zeros(5, bool)
+    chosen = lambda k, private, forced=none: sorted(split_order(score, there, forced[None], private)[0, 0, :k].tolist())  # noqa: E731
     assert chosen(3, 1) == [0, 1, 2]  # 0 and 1 are private, then the best of what is left: 6 of page 2
     assert chosen(3, 0) == [0, 1, 2]
     assert chosen(1, 1) == [0]

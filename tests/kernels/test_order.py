@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.kernels.order import ABSENT, FORCED, RANKED, accumulate, common, first_pages, live_rows, ranked, union_growth
+from kvsim.kernels.order import (
+    ABSENT,
+    FORCED,
+    RANKED,
+    accumulate,
+    common,
+    first_pages,
+    live_rows,
+    places,
+    ranked,
+    top_growth,
+    union_growth,
+)
 from tests import naive
 
 DRAWS = {
@@ -20,6 +32,13 @@ DRAWS = {
     "wide": lambda rng, s: rng.choice([-1e300, -1e38, -3.0, 0.0, 1e-45, 1e-300, 1e39, 1e300], s) * (1 + rng.integers(0, 2, s)),
     "unbounded": lambda rng, s: rng.choice([-np.inf, 0.0, np.inf], s),
 }
+
+
+def read_first(orders, least):
+    """The places of orders [N, G, P] with least [N] forced pages."""
+    place = np.empty(orders.shape, np.int32)
+    places(orders, least, place)
+    return place
 
 
 def pages(seed, rows, count, draw):
@@ -47,9 +66,24 @@ def test_sums_at_every_budget(seed, rows, count, forced, budgets):
         rng.integers(0, min(forced, count) + 1, rows),
         np.full((rows, budgets), 7, np.float32),
     )
-    accumulate(order, part, least, out)
+    accumulate(read_first(order[:, None], least)[:, 0], part, out)
     for r, k in np.ndindex(rows, budgets):
         assert out[r, k] == pytest.approx(sum(part[r, p] for p in naive.read_at(order[r], least[r], k + 1)), rel=1e-6)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.integers(1, 15), st.integers(1, 9))
+@settings(deadline=None, max_examples=60)
+def test_top_tokens_at_every_budget(seed, rows, count, budgets, tokens):
+    rng = np.random.default_rng(seed)
+    order = np.argsort(rng.random((rows, count)), axis=1).astype(np.int32)
+    least, many, most = rng.integers(0, count + 1, rows), rng.integers(1, tokens + 1, rows), np.array([1, 3, 9])
+    best, of = rng.integers(0, 20, (rows, tokens)).astype(np.int32), rng.integers(0, count, 20)
+    out = np.full((3, rows, budgets), 7, np.float32)
+    top_growth(read_first(order[:, None], least)[:, 0], best, many, of, most, out)
+    for m, r, k in np.ndindex(out.shape):
+        top = of[best[r, : min(most[m], many[r])]].tolist()
+        read = naive.read_at(order[r], least[r], k + 1)
+        assert out[m, r, k] == np.float32(sum(p in read for p in top) / len(top))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6), st.integers(1, 20), st.integers(1, 25))
@@ -59,7 +93,7 @@ def test_unions_at_every_budget(seed, steps, group, count, budgets):
     order = np.argsort(rng.random((steps, group, count)), axis=2).astype(np.int32)
     least, rows = rng.integers(0, min(count, 3) + 1, steps), rng.integers(0, 17, (steps, count))
     found, tokens = np.full((2, steps, budgets), 7)
-    union_growth(order, least, rows, found, tokens)
+    union_growth(read_first(order, least), rows, found, tokens)
     for i, k in np.ndindex(steps, budgets):
         union = set().union(*(naive.read_at(o, least[i], k + 1) for o in order[i]))
         assert (found[i, k], tokens[i, k]) == (len(union), sum(rows[i, p] for p in union))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ class Scene:
         return [s for s in range(len(self.pos)) if self.flags[i, s] & ALIVE and self.chosen[i, g, self.page[s]]]
 
     def attend(self):
-        sums, out = np.zeros((self.rows, 6)), np.full((self.rows, self.dim), 7.0)
+        sums, out = np.zeros((self.rows, sparse.SUMS)), np.full((self.rows, self.dim), 7.0)
         exact, mixed = np.full((2, self.rows if self.coded else 0, self.dim), 7.0)
         sparse.attend(
             self.dots, self.blurred if self.coded else self.dots, self.values, self.own_values if self.coded else self.values,
@@ -96,6 +97,10 @@ def test_attention_over_what_was_read(scene):
         far, marked = (pos >= scene.far[i, 0]) & (pos < scene.far[i, 1]), scene.marks[slots] > 0
         masses = dense.sum(), dense[far].sum(), dense[marked].sum(), dense[(flags & KEY_CODED) > 0].sum(), own[marked].sum()
         assert np.allclose(sums[r, : sparse.TOKENS], masses, rtol=0, atol=scene.error)
+        if own.sum() > 1e-20:
+            read = own / own.sum()
+            entropy = -(read * np.log2(np.where(read > 0, read, 1))).sum()
+            assert sums[r, sparse.ENTROPY] == pytest.approx(entropy, abs=float(40 * scene.error))
         for got, x in zip((out, exact, mixed)[: 3 if scene.coded else 1], want, strict=False):
             assert np.allclose(got[r], x, rtol=0, atol=4 * scene.error)
 

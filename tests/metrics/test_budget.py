@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from kvsim.metrics.budget import ALL_STEPS, COLUMNS, LOWEST, STEPS, by_budget
+from kvsim.metrics.budget import COLUMNS, LOWEST, STEPS, by_budget
+from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.run import open_run
 from kvsim.metrics.spread import MEAN, TAIL, TELLING, WORST
 from tests.report.runs import ORACLE, QUEST, RANDOM, write_run
@@ -104,3 +105,12 @@ def test_without_output_errors_every_budget_may_be_shown(run):
 
 def test_no_curves_no_rows(run):
     assert by_budget(run.tables["curves"].clear(), run.heads, run.ledger).is_empty()
+
+
+def test_tokens_read_are_those_of_the_pages_that_a_head_reads(run):
+    """A head that reads what its group picked reads more than it asked for."""
+    curves = run.tables["curves"]
+    double = by_budget(curves.with_columns(read_pages_mean=2.0 * pl.col("pages")), run.heads, run.ledger)
+    assert (double["read_tokens"] == 2 * double["tokens"]).all()
+    bare = by_budget(curves.with_columns(read_pages_mean=pl.lit(None, pl.Float64)), run.heads, run.ledger)
+    assert (bare["read_tokens"] == bare["tokens"]).all()

@@ -9,7 +9,7 @@ from kvsim.metrics.compaction import resident_pages
 from kvsim.metrics.diagnostics import diagnostics
 from kvsim.metrics.keeping import error_metrics, lag_histogram, lag_metrics, recurrence_metrics, tier_metrics, tiers_over_steps
 
-UNIT = {"policy": "p", "request": 0, "layer": 2}
+UNIT = {"policy": "p", "request": 0, "layer": 2, "role": -1}
 
 
 def frame(rows: int, **columns):
@@ -139,14 +139,16 @@ def test_levels_of_error_sum_to_the_policys():
 
 def test_they_stand_in_diagnostics():
     heads = HEADS.with_columns(
-        mass_evicted_prefill=0.0,
-        read_churn=0.0,
-        oracle_recall=1.0,
-        oracle_held_recall=1.0,
-        mass_recall=1.0,
-        learned_sink_mass=0.0,
-    )
-    found = diagnostics(heads, lags=LAGS, recurrence=RECURRENCE, by_tier=TIERS)["metric"].to_list()
+        mass_evicted_prefill=0.0, read_churn=0.0, oracle_recall=1.0, oracle_held_recall=1.0, mass_recall=1.0, learned_sink_mass=0.0,
+        dense=False, read_pages=None, held_pages=None, rounds=1, certified=None, role=pl.lit(3, pl.Int8),
+    )  # fmt: skip
+    tables = {name: x.drop("role") for name, x in (("lags", LAGS), ("recurrence", RECURRENCE), ("by_tier", TIERS))}
+    frame = diagnostics(heads, **tables)
+    found = frame.filter(pl.col("role") == -1)["metric"].to_list()
+    answer = frame.filter(pl.col("role") == 3)["metric"].to_list()
+    assert {x for x in found if x not in answer} == {
+        x for x in found if x.startswith(("lir", "churn_held", "churn_oracle", "score"))
+    }
     assert {"fmm_lag_1", "lir_event", "held_coded", "error_index", "fmm_running"} <= set(found)
     assert len(found) == len(set(found))
 

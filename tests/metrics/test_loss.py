@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.metrics.diagnostics import diagnostics
 from kvsim.metrics.floor import Floor, floor, floors
-from kvsim.metrics.loss import DEPTHS, LOSSES, blame, bounds, coding, depths
+from kvsim.metrics.loss import DEPTHS, LOSSES, blame, bounds, coding, depths, rankings
 from kvsim.metrics.run import open_run
 from kvsim.metrics.spread import TELLING
 from kvsim.metrics.tails import GRID, tails
@@ -44,7 +44,7 @@ def test_a_difference_below_zero_is_no_gain(run):
 
 
 def test_depths(run):
-    found = depths(run.tables["explain"])
+    found = depths(run.tables["explain"], run.heads).filter(role=-1)
     assert set(found["policy"]) == {QUEST}
     assert found["wanted"].to_list() == list(DEPTHS.values())
     for name, row in zip(DEPTHS, found.iter_rows(named=True), strict=True):
@@ -55,13 +55,25 @@ def test_depths(run):
 
 def test_a_guarantee_that_no_row_has_is_left_out(run):
     bare = run.tables["explain"].with_columns(exact_pages_r1=pl.lit(None, pl.Int32))
-    assert "proof of the best token" not in depths(bare)["wanted"]
-    assert depths(run.tables["explain"].clear()).is_empty()
+    assert "proof of the best token" not in depths(bare, run.heads)["wanted"]
+    assert depths(run.tables["explain"].clear(), run.heads).is_empty()
+
+
+def test_rankings_are_sums_and_means_of_explain(run):
+    explain = run.tables["explain"].collect()
+    row, same = rankings(run.tables["explain"], run.heads).iter_rows(named=True)
+    assert {**row, "role": same["role"]} == same  # of one role
+    assert row["policy"] == QUEST
+    assert row["below_share"] == pytest.approx(explain["below"].sum() / explain["pages"].sum())
+    assert row["below_max"] == 0.5
+    assert row["fp16_changed"] == pytest.approx(explain["fp16_changed"].mean())
+    assert (row["regret"], row["recovered_4"], row["recovered_16"]) == (1.5, 0.5, None)
+    assert rankings(run.tables["explain"].clear(), run.heads).is_empty()
 
 
 def test_bounds(run):
     evicted = pl.when(pl.col("policy") == QUEST).then(0.2).otherwise("mass_evicted")
-    found = bounds(run.heads.with_columns(mass_evicted=evicted, mass_unread=pl.col("mass_unread") / 2))
+    found = bounds(run.heads.with_columns(mass_evicted=evicted, mass_unread=pl.col("mass_unread") / 2)).filter(role=-1)
     assert found.select("policy", "layer").rows() == [(QUEST, 0), (QUEST, 3)]
     row = found.row(1, named=True)
     slack = column(run, QUEST, "slack_mean", layer=3)

@@ -19,7 +19,7 @@ from kvsim.geometry import K_PRE, PREFILL_MASS, WO_NORM, Window
 from kvsim.policies import scores
 from kvsim.policies.keep.qevict import qevict
 from kvsim.policies.language import canonical, parse
-from kvsim.policies.protocol import CODED, FULL, GONE, Ranking, Stage
+from kvsim.policies.protocol import CODED, FULL, Ranking, Stage
 from kvsim.units import share, tokens
 from tests.engine.lanes import by_step, lane, placement, run
 
@@ -64,7 +64,8 @@ def test_how_many_windows_100_mib_hold():
     claimed = {FULL: 512.0, CODED: 512 * 2 / 16 * 1.05}
     assert staged(4096, budget, claimed) == [30, 533]  # even with 5 % it is not 534
     assert budget // (8 * 512) == 100  # all full: 800 tokens, not the 240 that the notes compare with (N4)
-    assert (30 + 271) / 100 == pytest.approx(3.01)  # windows covered, not 18.8 times as many
+    covered = 30 + 271
+    assert covered / 100 == pytest.approx(3.01)  # windows covered, not 18.8 times as many
 
 
 def test_a_window_comes_back_and_a_new_one_starves():
@@ -281,7 +282,3 @@ def test_a_budget_of_bytes_is_its_whole_tokens():
     bytes_, rows = (run(source, f"qevict(hold={hold}, {options})")["ledger"] for hold in ("kib(0.8)", "tokens(25)"))
     assert source.layer.row_bytes == 32
     assert all(np.array_equal(bytes_[c], rows[c]) for c in ("held_tokens", "resident_bytes", "meta_resident_bytes"))
-
-
-def test_nothing_else_is_a_tier():
-    assert (GONE, CODED, FULL) == (0, 1, 2)

@@ -28,7 +28,7 @@ def tables(trace, tmp_path_factory):
 
     policies = (*POLICIES, FULL)
     parts = tmp_path_factory.mktemp("parts")
-    Work(trace, resolve(trace, policies, plans=True), parts).do((0, 0))
+    Work(trace, resolve(trace, policies, plans=True, explain=True), parts).do((0, 0))
     return {policy: read_part(parts, (0, 0), i) for i, policy in enumerate(policies)}
 
 
@@ -154,9 +154,23 @@ BROKEN = [
     (QUEST, "plans", {"pages": put([1, 2, 99])}, "a step reads pages it can see, at least one"),
     (QUEST, "plans", {"pages": put([])}, "a step reads pages it can see, at least one"),
     (QUEST, "plans", {"pages": put([2])}, "heads counts the pages of the plan"),
+    (QUEST, "heads", {"read_pages": put(99)}, "a head reads no more pages than are held"),
+    (QUEST, "plans", {"exists": put(1)}, "no more pages are read than there are"),
+    (QUEST, "plans", {"forced": put([77])}, "what is forced is read"),
+    (QUEST, "explain", {"step": plus(1)}, "explain has one row for every row of heads"),
+    (QUEST, "explain", {"step": plus(90)}, "explain has one row for every row of heads"),
+    (CHAIN, "explain", {"role": plus(1)}, "explain has the roles of heads"),
+    (QUEST, "explain", {"exact_pages_r1": put(0)}, "exact_pages_r1 is between 1 and the pages there are"),
+    (CHAIN, "explain", {"k_needed": put(99)}, "k_needed is between 1 and the pages there are"),
+    (QUEST, "explain", {"exact_pages_r10": put(1)}, "a proof of more tokens is no shallower"),
+    (QUEST, "explain", {"mass_pages_02": put(8), "mass_pages_01": put(7)}, "a proof of more of the mass is no shallower"),
+    (QUEST, "evidence", {"step": plus(1)}, "every row of heads has its spans of evidence"),
+    (QUEST, "evidence", {"read": put(0.5), "dense": put(0.4)}, "what is read of a span is a part of it"),
+    (TOVA, "evidence", {"read": put(-0.01)}, "what is read of a span is a part of it"),
+    (QUEST, "evidence", {"dense": put(1.5)}, "a span holds no more than all the evidence"),
     (TOVA, "tiers", {"runs": put([RUN | {"stop": 999}])}, "runs are ranges of positions up to the step's own, in order"),
     (TOVA, "tiers", {"runs": put([RUN, RUN])}, "runs are ranges of positions up to the step's own, in order"),
-    (TOVA, "tiers", {"runs": put([RUN | {"tier": 3}])}, "a tier is 0, 1 or 2, with 4 and 8 for copies"),
+    (TOVA, "tiers", {"runs": put([RUN | {"tier": 3}])}, "a tier is 0, 1 or 2, with 4, 8 and 16 for copies"),
     (TOVA, "events", {"aged_in": put(-1)}, "no count is negative"),
     (TOVA, "events", {"churn": put(1.5)}, "churn is a share"),
     (TOVA, "events", {"evicted": plus(1)}, "evictions add up to what is gone"),

@@ -106,3 +106,19 @@ def test_a_window_as_long_as_the_prompt_is_enough(tmp_path):
 def test_what_is_protected_must_fit_from_the_first_cut_on(trace):
     check_needs(trace, resolve(trace, "streaming_llm(hold=share(0.1))"))  # 6 of 60 tokens, 5 of them protected
     assert "streaming_llm(hold=share(0.08" in refusal(trace, "streaming_llm(hold=share(0.08))")
+
+
+FLOOR_ABOVE_CAP = "quest(read=gap(min=1, floor=tokens(64), cap=pages(2)), page=16)"
+
+
+def test_a_floor_above_the_cap_in_another_unit_is_refused_before_any_work(trace):
+    told = refusal(trace, FLOOR_ABOVE_CAP)
+    assert told.startswith("gap(floor=tokens(64), cap=pages(2)): with page=16 and 61 visible tokens")
+    assert told.endswith("the floor is 4 pages and the cap 2; lower floor= or raise cap=")
+    assert "\n" not in told
+    check_needs(trace, resolve(trace, FLOOR_ABOVE_CAP.replace("tokens(64)", "tokens(47)")))  # 2 whole pages
+
+
+def test_a_floor_that_grows_past_the_cap_is_refused_too(trace):
+    check_needs(trace, resolve(trace, "quest(read=gap(min=1, floor=share(0.5), cap=pages(4)), page=8)"))  # 3, later 4 pages
+    assert "and 70 visible tokens" in refusal(trace, "quest(read=gap(min=1, floor=share(0.58), cap=pages(4)), page=8)")

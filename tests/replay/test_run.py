@@ -80,7 +80,7 @@ def test_rows_stand_by_policy_as_asked_then_request_then_layer(run):
 
 def test_tables_have_the_columns_of_their_schemas(run):
     written = {file.stem for file in run.path.glob("*.parquet")}
-    assert written == {"ledger", "heads", "curves", "plans", "tiers", "events", "evidence"}
+    assert written == {"ledger", "heads", "curves", "plans", "tiers", "events", "evidence", "reuse"}
     for name in written:
         assert pq.read_schema(run.path / f"{name}.parquet").equals(RUN_TABLES[name]), name
 

@@ -7,12 +7,17 @@ import pytest
 from kvsim.metrics.run import open_run
 from kvsim.report.contents import sections
 from kvsim.report.page import report
-from tests.report.runs import FULL, H2O, QUEST, READ_TAIL, edit, write_run
+from tests.report.runs import AGED, FULL, H2O, QUEST, READ_TAIL, edit, write_run
 
 HOSTILE = "</script><script>window.PWN = 1</script><img src=x onerror='window.PWN = 2'> <!--<script> {{ 7 * 7 }} \u2028 ' \" & datum['x']"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"contexts": 2},
-    "roles, no plans": {"contexts": 8, "roles": (1, 2, 3), "without": ("plans", "explain", "lags", "by_tier"), "floor": 0.02},
+    "roles, no plans": {
+        "contexts": 8,
+        "roles": (1, 2, 3),
+        "without": ("plans", "explain", "evidence", "lags", "by_tier"),
+        "floor": 0.02,
+    },
     "bare": {
         "policies": (H2O,),
         "layers": (2,),
@@ -23,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
         "policies": [*(f"full() >> quest(read=tokens({n}), page=4, {READ_TAIL})" for n in range(4, 14)), "own.toml@abc", FULL]
     },
     "nothing said": {"policies": (QUEST,), "layers": (0,)},
+    "ranked now and then": {"policies": (AGED, QUEST, FULL), "roles": (1, 3)},
 }
 
 

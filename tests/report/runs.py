@@ -18,6 +18,7 @@ QUEST = f"full() >> quest(read=tokens(8), page=4, {READ_TAIL}, heads='each')"
 ORACLE = f"full() >> oracle(read=tokens(8), page=4, {READ_TAIL}, by='mass')"
 RANDOM = f"full() >> random_read(read=tokens(8), page=4, {READ_TAIL}, seed=0)"
 H2O = "h2o(hold=tokens(12), recent=0.5, sinks=0) >> everything()"
+AGED = QUEST.replace("refresh=1", "refresh=4")
 KIVI = "full() >> kivi(k_bits=2, v_bits=2, group=4, residual=8) >> everything()"
 POLICIES = (QUEST, H2O, KIVI, FULL, ORACLE, RANDOM)
 BASELINES = (FULL, ORACLE, RANDOM)
@@ -49,11 +50,15 @@ def write_run(
                 unit = {"policy": policy, "request": request, "layer": layer}
                 _ledger(made, unit, policy, kv_heads, prompt, steps)
                 _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence)
-                if "quest" in policy:
+                if "quest" in policy and policy != AGED:
+                    _slack(made, unit, rng, q_heads, sorted({-1, *roles}))
                     _explain(made, unit, rng, q_heads, (prompt + 3) // 4, steps)
                 if any(name in policy for name in ("quest", "oracle", "random_read")):
                     _curves(made, unit, rng, q_heads, (prompt + 3) // 4, sorted({-1, *roles}), evidence)
                     _plans(made, unit, rng, q_heads, q_heads // kv_heads, prompt, steps)
+                    if evidence:
+                        _evidence(made, unit, q_heads, steps)
+                    _reuse(made, unit, rng, q_heads, steps, [n for n in (0, 1, 2, 4, 8) if layer - n in layers], evidence)
                 if any(name in policy for name in ("h2o", "kivi")):
                     _tiers(made, unit, policy, kv_heads, prompt, steps)
                     _kept(made, unit, rng, q_heads, kv_heads, steps, "kivi" in policy)
@@ -160,10 +165,12 @@ def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> N
     }
     columns["read_churn"] = np.where(columns["step"] > 0, 0.25, np.nan)
     if "read=tokens" in policy:
-        columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2}
+        columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2, "held_pages": prompt // 4}
         columns |= {"oracle_recall": 0.98, "oracle_held_recall": 0.97}
     if "hold=" in policy:
         columns |= {"oracle_rel_l2": lost / 2, "oracle_held_rel_l2": lost}
+    if policy == AGED:
+        columns["set_age"] = columns["step"] % 4
     if "quest" in policy:
         columns |= {"slack_mean": 1.0 + lost, "slack_max": 4.0 + lost, "eps_hat": 0.9}
     if "kivi" in policy:
@@ -196,7 +203,26 @@ def _explain(made, unit, rng, q_heads, pages, steps) -> None:
     n = q_heads * steps
     columns = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "score_gap": 0.5}
     depths = [f.name for f in tables.EXPLAIN if f.name.split("_")[0] in ("k", "exact", "mass")]
-    made["explain"].append(tables.table("explain", columns | unit | {name: rng.integers(1, pages + 1, n) for name in depths}))
+    counted = {"pages": pages, "below": np.arange(n) % 2, "below_max": 0.5, "fp16_changed": np.arange(n) % 3 == 0}
+    means = {
+        "regret": 1.5,
+        "recovered_1": 0.25,
+        "recovered_4": 0.5,
+        "recovered_16": np.nan,
+        "churn_query": 0.75,
+        "churn_summary": 0.125,
+    }
+    columns |= counted | means | {name: rng.integers(1, pages + 1, n) for name in depths}
+    made["explain"].append(tables.table("explain", columns | unit))
+
+
+def _slack(made, unit, rng, q_heads, roles) -> None:
+    age = [0, 1, 2, 4, 8]
+    for role in roles:
+        mean = rng.uniform(0.5, 1.5, q_heads * len(age))
+        columns = {"q_head": np.repeat(np.arange(q_heads), len(age)), "role": role, "key_age": age * q_heads, "pages": 6}
+        columns |= {"page_size": 4, "key_dim": 8, "slack_mean": mean, "slack_max": 2 * mean}
+        made["slack"].append(tables.table("slack", columns | unit))
 
 
 def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:
@@ -208,7 +234,35 @@ def _plans(made, unit, rng, q_heads, group, prompt, steps) -> None:
             "page_size": [4] * steps,
         }
         rows["pages"] = [sorted({*rng.choice((prompt + s) // 4, 1).tolist(), (prompt + s) // 4}) for s in range(steps)]
+        rows |= {"exists": [(prompt + s) // 4 + 1 for s in range(steps)], "forced": [[] for _ in range(steps)]}
         made["plans"].append(tables.table("plans", rows | unit))
+
+
+def _evidence(made, unit, q_heads, steps) -> None:
+    """Nothing of it is read in layer 0, all of it above."""
+    n = q_heads * steps
+    columns = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads), "span": ["needle"] * n}
+    read = 0.2 * (unit["layer"] > 0)
+    made["evidence"].append(tables.table("evidence", columns | unit | {"dense": np.full(n, 0.2), "read": np.full(n, read)}))
+
+
+def _reuse(made, unit, rng, q_heads, steps, distances, evidence) -> None:
+    n = q_heads * steps
+    for distance in distances if len(distances) > 1 else ():
+        columns = {
+            "q_head": np.repeat(np.arange(q_heads), steps),
+            "step": np.tile(np.arange(steps), q_heads),
+            "distance": distance,
+        }
+        columns |= {
+            "pages": 2,
+            "mass_recall": rng.uniform(0.3, 0.6, n),
+            "layer_pages": 4,
+            "layer_mass_recall": rng.uniform(0.6, 0.9, n),
+        }
+        if evidence:
+            columns |= {"evidence_read": rng.uniform(0, 0.05, n), "layer_evidence_read": rng.uniform(0.05, 0.1, n)}
+        made["reuse"].append(tables.table("reuse", columns | unit))
 
 
 def _tiers(made, unit, policy, kv_heads, prompt, steps) -> None:

@@ -94,11 +94,12 @@ def test_a_run_has_every_chart_that_its_tables_can_draw(drawn):
     assert len(drawn["plain"]) >= 29
     assert drawn["plain"].keys() - drawn["bare"].keys() == {
         *("contexts", "below", "asked", "shared", "blame", "coding", "evidence", "steps", "held", "changes", "scattered"),
-        *("slack", "promised", "depth", "profile", "alike"),
+        *("slack", "slack-age", "promised", "depth", "profile", "alike"),
         *("tier-mass", "lags", "returns", "without", "compaction"),
     } - {"alike", "held", "profile"}
     assert drawn["roles, no plans"].keys() - drawn["plain"].keys() == {"roles"}
     assert "depth" not in drawn["roles, no plans"]  # no explain table
+    assert [case for case in CASES if "age" in drawn[case]] == ["ranked now and then"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -39,6 +39,33 @@ def pages_alike(found: pl.DataFrame, look: Sequence[Style]) -> alt.LayerChart:
     )
 
 
+def pages_reused(found: pl.DataFrame, whose: Sequence[str], look: Sequence[Style]) -> alt.HConcatChart:
+    """found (policy, distance, whose, pages, missed, missed_own, evidence_...) -> a panel per entry of `whose`: a line per policy over the
+    distance of layers, and a bar where the layer's own pages lie."""
+    focus, opacity = focus_on_policy()
+    channels = theme.policy_channels(look, "line")
+    columns = {"missed": "missed", "missed_own": "with its own pages"}
+    columns |= {"evidence_missed": "evidence missed", "evidence_missed_own": "evidence, own pages"}
+    said = [*tooltip((), distance="layers apart"), alt.Tooltip("pages:Q", format=".1f")]
+    said += [alt.Tooltip(f"{n}:Q", format=".2%", title=title) for n, title in columns.items() if found[n].is_not_null().any()]
+    x = alt.X("distance:O", title="layers below", axis=alt.Axis(labelAngle=0))
+    panels = []
+    for one in whose:
+        base = alt.Chart(theme.prepare(found.filter(pl.col("whose") == one))).encode(x=x, opacity=opacity, tooltip=said)
+        scale, axis = alt.Scale(zero=True), alt.Axis(format=".0%", tickCount=5)
+        y = alt.Y("missed:Q", title=["missed mass with the pages", one], scale=scale, axis=axis)
+        line = base.mark_line(aria=False, point=True).encode(y=y, **channels)
+        own = base.mark_tick(aria=False, thickness=2, size=18).encode(y=alt.Y("missed_own:Q"), color=channels["color"])
+        panels.append(layered(line, own, width=300, height=260))
+    return (
+        alt.hconcat(*(p.add_params(focus) if i == 0 else p for i, p in enumerate(panels)), spacing=40)
+        .resolve_scale(y="shared")
+        .properties(
+            description="What a layer would miss with the pages of a layer below it, by their distance, beside its own pages."
+        )
+    )
+
+
 def pieces_read(found: pl.DataFrame, spread: pl.DataFrame, look: Sequence[Style], floor: Floor | None) -> alt.HConcatChart:
     """found (policy, what, share), spread (policy, rel_l2 with tail and worst) -> a mark for any and for every piece, output error beside."""
     kinds, shapes, colours = zip(*PIECES.values(), strict=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from kvsim.metrics.budget import ALL_STEPS, by_budget
+from kvsim.metrics.budget import by_budget
 from kvsim.metrics.quality import MEASURES
+from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.spread import MEAN, SUFFIX, by_statistic, spread
 from kvsim.metrics.tokens import asked_and_got
 from kvsim.metrics.traffic import traffic
@@ -27,7 +28,7 @@ def section(view: View) -> Section:
 
 def _quality(view: View, curves: pl.DataFrame) -> list[Figure]:
     lines, dots = view.labelled(_worded(curves)), view.labelled(_points(view))
-    lines = lines.filter(pl.col("statistic").is_in(list(SUFFIX))).select(dots.columns)
+    lines = lines.filter(pl.col("statistic").is_in(list(SUFFIX))).with_columns(tokens="read_tokens").select(dots.columns)
     both = pl.concat([lines, dots])
     beside = [*facts.absent(view.run), *facts.other_forced(view.run, view.look)]
     if lines.is_empty():
@@ -40,7 +41,7 @@ def _quality(view: View, curves: pl.DataFrame) -> list[Figure]:
     )
     rows = (
         "Bytes: K and V rows of a KV head, those of all its query heads together, plus index, scales and scores as at the budget the policy "
-        "ran with. Lines and points as above, means over heads."
+        "ran with: policies whose heads pick together or for themselves compare fairly only here. Lines and points as above, means over heads."
     )
     told = {
         "tokens": ("What does reading more tokens buy?", how, [facts.FLOOR_OF_AXIS, *beside, STATISTICS, facts.TELLING, LEGEND]),
@@ -115,10 +116,10 @@ def _shared(view: View, curves: pl.DataFrame) -> list[Figure]:
     data = view.labelled(mine.select("policy", "pages", "union_pages", (pl.col("union_pages") / pl.col("pages")).alias("ratio")))
     how = (
         f"{group} query heads share one KV head and its memory. 1: all want the same pages, so a group costs what one head costs; {group}: no "
-        "page is wanted twice. Lines: policies whose heads choose for themselves, at every budget."
+        "page is wanted twice. At 1 lie the policies whose group picks one set."
     )
     chart = pages_shared(data, group, view.of_label(data["policy"]))
-    notes = [*view.without(data, "its heads share one set of pages, or it reads no pages, or not over everything"), LEGEND]
+    notes = [*view.without(data, "it reads no pages, or not over everything, or not from one ranking"), LEGEND]
     return [view.figure("shared", "How many pages do the heads of a group share?", how, chart, data, notes, clickable=True)]
 
 

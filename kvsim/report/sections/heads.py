@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import polars as pl
 
+from kvsim.metrics.evidence import ANY, EVERY, hits
 from kvsim.metrics.floor import floors
 from kvsim.metrics.overlap import DISTANCES
 from kvsim.metrics.profile import profile
 from kvsim.metrics.quality import quality
+from kvsim.metrics.reuse import WHOSE, reused
 from kvsim.metrics.spread import SUFFIX, by_statistic, spread
-from kvsim.report import theme
+from kvsim.report import facts, theme
 from kvsim.report.charts.heads import evidence_heads, miss_against_error
 from kvsim.report.charts.layers import MEASURES, by_layer
 from kvsim.report.charts.map import layer_head_map
-from kvsim.report.charts.overlap import pages_alike
+from kvsim.report.charts.overlap import pages_alike, pages_reused
 from kvsim.report.charts.profile import read_by_position
-from kvsim.report.html import Figure, Section
+from kvsim.report.html import Figure, Section, Table
 from kvsim.report.view import LEGEND, STATISTICS, View
 
 SERIES = 40_000  # values of the step series of the map
@@ -27,7 +32,16 @@ def section(view: View) -> Section:
     return Section(
         "Layers and heads",
         ("Attention is unequal: a few heads carry the retrieval, and a mean over heads hides what happens to them.",),
-        blocks=[*_layers(view), *_map(view), *_evidence(view), *_miss(view), *_alike(view), *_profile(view)],
+        blocks=[
+            *_layers(view),
+            *_map(view),
+            *_evidence(view),
+            *_through(view),
+            *_miss(view),
+            *_alike(view),
+            *_reused(view),
+            *_profile(view),
+        ],
     )
 
 
@@ -117,6 +131,24 @@ def _evidence(view: View) -> list[Figure]:
     return [view.figure("evidence", title, how, chart, data, [LEGEND], clickable=True)]
 
 
+def _through(view: View) -> list[Table]:
+    found = hits(view.run.tables["evidence"], view.run.heads).filter(pl.col("role") == view.answer)
+    rows = {(r["policy"], r["scope"]): r for r in found.iter_rows(named=True)}
+    if not rows:
+        return []
+    scopes = (ANY, EVERY) if view.pieces > 1 else (ANY,)
+    shown = [(s, scope) for s in view.look for scope in scopes if (s.policy, scope) in rows]
+    body = [[s.label, scope, *_passage(rows[s.policy, scope])] for s, scope in shown]
+    columns = ("policy", "of the evidence", "first layer that reads some", "layers that do", "of", "steps without any")
+    caption = "Through which layers is the evidence seen? Means over contexts and steps; a layer counts when any of its heads reads some."
+    return [Table(caption, columns, body, notes=["Layers read whole by rule see everything and are left out.", *view.alone])]
+
+
+def _passage(row: Mapping[str, Any]) -> list[str]:
+    first = facts.NOTHING if row["first"] is None else f"{row['first']:.1f}"
+    return [first, f"{row['count']:.1f}", f"{row['layers']:.0f}", facts.percent(row["never"])]
+
+
 def _miss(view: View) -> list[Figure]:
     every = max(1, -(-view.run.heads.select(pl.struct("policy", "layer", "q_head").n_unique()).collect().item() // theme.ROW_CAP))
     found = quality(view.run.heads, "layer", "q_head")
@@ -142,12 +174,30 @@ def _alike(view: View) -> list[Figure]:
         return []
     data = view.labelled(named.pivot("side", index=["policy", "distance"], values="value").sort("policy", "distance"))
     how = (
-        "Of the pages that two layers read at one step, those that both read. Bar: what as many pages drawn at random would share. Far above it,"
-        " one layer's choice could serve the next, or be fetched ahead for it."
+        "Of the pages that two layers chose at one step, those that both chose; pages read by rule, and layers read whole, are left out. Bar: "
+        "what as many pages drawn at random would share. Far above it, one layer's choice could serve the next, or be fetched ahead for it."
     )
-    notes = [*view.without(data, "it reads no pages, or they are not recorded (replay with --plans)"), LEGEND]
+    notes = [*view.without(data, "it chooses no pages, or they are not recorded (replay with --plans)"), *view.alone, LEGEND]
     chart = pages_alike(data, view.of_label(data["policy"]))
-    return [view.figure("alike", "Do neighbouring layers read the same pages?", how, chart, data, notes, clickable=True)]
+    return [view.figure("alike", "Do neighbouring layers choose the same pages?", how, chart, data, notes, clickable=True)]
+
+
+def _reused(view: View) -> list[Figure]:
+    found = view.labelled(reused(view.run.tables["reuse"], view.run.heads))
+    if found.is_empty():
+        return []
+    data = found.select("policy", "distance", "whose", "pages", "missed", "missed_own", "evidence_missed", "evidence_missed_own")
+    how = (
+        "Attention mass that a layer would miss with the pages that a layer below it chose at the same step; bar: with its own pages. "
+        "Left: those of the query head of the same number, as many pages. Right: those of all query heads of the layer, many more."
+    )
+    notes = [*view.without(data, "it does not keep everything, or its pages are not recorded (replay with --plans)"), LEGEND]
+    chart = pages_reused(data, list(WHOSE.values()), view.of_label(data["policy"]))
+    return [
+        view.figure(
+            "reuse", "What would a layer miss with the pages of a layer below it?", how, chart, data, notes, clickable=True
+        )
+    ]
 
 
 def _profile(view: View) -> list[Figure]:

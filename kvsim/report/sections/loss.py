@@ -25,7 +25,7 @@ def section(view: View) -> Section:
     return Section(
         "Why attention is lost",
         ("Gone for good, skipped at one step, or blurred: three different risks, and three different parts of a policy.",),
-        blocks=[*_fate(view, whole), *_blame(view, whole), *_often(view), *_found(view), *_pieces(view, whole), *_coding(view)],
+        blocks=[*_fate(view, whole), *_blame(view), *_often(view), *_found(view), *_pieces(view), *_coding(view)],
     )
 
 
@@ -39,17 +39,19 @@ def _fate(view: View, whole: pl.DataFrame) -> list[Figure]:
     return [view.figure("fate", "Where did the attention mass go?", how, chart, parts, [facts.FLOOR_OF_AXIS])]
 
 
-def _blame(view: View, whole: pl.DataFrame) -> list[Figure]:
-    parts = view.labelled(blame(view.diagnostics))
+def _blame(view: View) -> list[Figure]:
+    parts = view.labelled(blame(view.diagnostics, view.answer))
     if parts.is_empty():
         return []
     how = (
         "At every step an oracle reads as many pages as the policy did: of all tokens, then of those still held. What the first misses the "
         "budget is to blame for, what the second misses more eviction, what the policy misses more its ranking."
     )
-    chart = mass_by_blame(parts, whole, view.look, view.floor)
+    chart = mass_by_blame(parts, view.labelled(spread(view.answers)), view.look, view.floor)
     notes = view.without(parts, "it reads no pages, so its loss is all eviction or coding (figure above)")
-    return [view.figure("blame", "Is it the budget, the eviction or the index?", how, chart, parts, [ERRORS, *notes])]
+    return [
+        view.figure("blame", "Is it the budget, the eviction or the index?", how, chart, parts, [ERRORS, *notes, *view.alone])
+    ]
 
 
 def _often(view: View) -> list[Figure]:
@@ -86,21 +88,20 @@ def _found(view: View) -> list[Figure]:
     return [view.figure("found", title, how, chart, data, [n.replace("Not drawn", "Only tokens are drawn") for n in notes])]
 
 
-def _pieces(view: View, whole: pl.DataFrame) -> list[Figure]:
-    many = max((sum(s.get("kind") == "evidence" for s in r.get("spans") or []) for r in view.run.requests), default=0)
+def _pieces(view: View) -> list[Figure]:
     found = view.metrics(*PIECES)
-    if many < 2 or found.is_empty():
+    if view.pieces < 2 or found.is_empty():
         return []
     data = view.labelled(found).with_columns(
         what=pl.col("metric").replace_strict({m: said for m, (said, _, _) in PIECES.items()}, return_dtype=pl.String)
     )
     data = data.select("policy", "what", pl.col("value").alias("share"))
     how = (
-        f"A prompt of this run holds up to {many} pieces of evidence, and an answer may need them all. Marks far apart: a policy that finds one "
-        f"piece and loses another. Beside it the output error. {ERRORS}"
+        f"A prompt of this run holds up to {view.pieces} pieces of evidence, and an answer may need them all. Marks far apart: a policy that "
+        f"finds one piece and loses another. Beside it the output error. {ERRORS}"
     )
-    chart = pieces_read(data, whole, view.look, view.floor)
-    return [view.figure("pieces", "Is every piece of evidence read, or only some?", how, chart, data)]
+    chart = pieces_read(data, view.labelled(spread(view.answers)), view.look, view.floor)
+    return [view.figure("pieces", "Is every piece of evidence read, or only some?", how, chart, data, view.alone)]
 
 
 def _coding(view: View) -> list[Figure]:

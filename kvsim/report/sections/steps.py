@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
+from kvsim.metrics.age import by_age
 from kvsim.metrics.quality import quality
 from kvsim.metrics.spread import SUFFIX, by_statistic, spread, spread_of
 from kvsim.metrics.tokens import changes_by_step, held_by_step
 from kvsim.report import facts
+from kvsim.report.charts.age import loss_by_age
 from kvsim.report.charts.steps import evidence_by_step, measures_by_step
 from kvsim.report.charts.tiers import changes_over_time, held_over_time
 from kvsim.report.html import Figure, Section
@@ -22,7 +24,9 @@ def section(view: View) -> Section:
         text.append("The roles of tokens overlap along the steps of different contexts; each role has its own line.")
     if not view.evidence:
         text.append("No prompt of this run marks evidence, so evidence is not followed here.")
-    return Section("Step by step", text, blocks=[*_evidence(view), *_drift(view), *_churn(view), *_held(view), *_changes(view)])
+    return Section(
+        "Step by step", text, blocks=[*_evidence(view), *_drift(view), *_churn(view), *_age(view), *_held(view), *_changes(view)]
+    )
 
 
 def _evidence(view: View) -> list[Figure]:
@@ -72,6 +76,21 @@ def _churn(view: View) -> list[Figure]:
     chart = measures_by_step(data, ["read_churn"], view.bands, view.look)
     notes = [STATISTICS, *view.without(data, "no two neighbouring steps of it were written"), *_taken(together), LEGEND]
     return [view.figure("churn", "How much of what is read changes from step to step?", how, chart, data, notes, clickable=True)]
+
+
+def _age(view: View) -> list[Figure]:
+    together = view.together(1)
+    found = view.labelled(by_age(view.run.heads, together)).drop("rows")
+    if found.is_empty():
+        return []
+    data = found.with_columns(facts.role_words())
+    how = (
+        "Means over layers, heads and steps, by how many steps ago the pages were ranked; pages that began since are read, too. A line that "
+        "is flat could be ranked less often; ages meet different steps, so compare lines, not their ends."
+    )
+    chart = loss_by_age(data, view.of_label(data["policy"]), view.floor)
+    notes = [*view.without(data, "it ranks at every step, or never"), *_taken(together), LEGEND]
+    return [view.figure("age", "What is an old choice of pages worth?", how, chart, data, notes, clickable=True)]
 
 
 def _held(view: View) -> list[Figure]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from kvsim.metrics import traffic as metrics
+from kvsim.metrics.depth import read_depth
+from kvsim.report import facts
 from kvsim.report.charts.rows import spread_rows
 from kvsim.report.charts.steps import measures_by_step
 from kvsim.report.charts.traffic import bytes_by_class
-from kvsim.report.html import Figure, Section
+from kvsim.report.html import Figure, Section, Table
 from kvsim.report.view import LEGEND, View
+
+SHARES = ("certified", "full_reads")
 
 
 def section(view: View) -> Section:
@@ -15,7 +19,7 @@ def section(view: View) -> Section:
     return Section(
         "Bytes and memory",
         (f"Per KV head, in {dtype}, as the engine counted them; every byte is in exactly one class. No GPU was timed.",),
-        blocks=[*_moved(view), *_over_time(view), *_kept(view), *_scattered(view)],
+        blocks=[*_moved(view), *_over_time(view), *_kept(view), *_scattered(view), *_depth(view)],
     )
 
 
@@ -67,6 +71,26 @@ def _scattered(view: View) -> list[Figure]:
     )
     notes = view.without(data, "it reads no pages")
     return [view.figure("scattered", "How scattered are the pages that are read?", how, chart, data, notes)]
+
+
+def _depth(view: View) -> list[Table]:
+    found = {r["policy"]: r for r in read_depth(view.answers).collect().iter_rows(named=True)}
+    look = [s for s in view.look if s.policy in found]
+    if not look:
+        return []
+    ends = {"pages": "read_pages", "rounds": "rounds"}
+    columns = ["policy", *(f"{said}, {end}" for said in ends for end in ("mean", "p95", "most")), "proved", "read all pages"]
+    numbers = [f"{name}_{end}" for name in ends.values() for end in ("mean", "p95", "max")]
+    rows = [
+        [s.label, *(f"{found[s.policy][n]:,.1f}" for n in numbers), *(facts.percent(found[s.policy][n]) for n in SHARES)]
+        for s in look
+    ]
+    caption = "How deep does one query head read? Over steps, layers and heads; layers read whole by rule are left out."
+    notes = [
+        f"Proved: the stopping rule reached its certificate before its cap; {facts.NOTHING} without a rule that proves.",
+        *view.alone,
+    ]
+    return [Table(caption, columns, rows, notes=notes)]
 
 
 def _whole(view: View) -> float | None:
