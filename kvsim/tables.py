@@ -96,7 +96,8 @@ HEADS = _schema(
     | dict.fromkeys(("err_select", "err_k", "err_v"), _f32)
     | {"read_pages": _i32, "held_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
     | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32)
-    | {"set_age": _i32, "false_read_bytes": _i64, "page_precision": _f32, "out_bound_centred": _f32},
+    | {"set_age": _i32, "false_read_bytes": _i64, "page_precision": _f32, "out_bound_centred": _f32}
+    | dict.fromkeys(("oracle_rel_l2", "oracle_held_rel_l2", "oracle_coded_rel_l2"), _f32),
 )
 CURVES = _schema(
     _UNIT
@@ -141,6 +142,33 @@ SLACK = _schema(
     _UNIT | {"q_head": _i16, "role": _i8, "page_size": _i32, "key_dim": _i16, "key_age": _i32, "pages": _i64},
     {"slack_mean": _f32, "slack_max": _f32},
 )
+LAGS = _schema(
+    _UNIT
+    | {
+        "kv_head": _i16,
+        "q_head": _i16,
+        "step": _i32,
+        "mass": pa.list_(_f32),
+        "needed": _i8,
+        "again": pa.list_(_i32),
+        "again_lag": pa.list_(_i32),
+    }
+    | {"evicted_tokens": _i32}
+)
+RECURRENCE = _schema(
+    _UNIT
+    | {"kv_head": _i16, "set": _text, "dormancy": _i16, "events": _i32}
+    | dict.fromkeys(("returns", "spells", "pairs", "spells_alive", "pairs_alive"), _i64)
+    | dict.fromkeys(("churn_full", "churn_held"), _f64),
+    {"score_cosine": _f64},
+)
+_CLASSES = ("sinks", "recent", "full", "coded", "host")
+BY_TIER = _schema(
+    _UNIT
+    | {"q_head": _i16, "step": _i32, "sinks": _i32, "recent": _i32}
+    | dict.fromkeys([f"{part}_{name}" for part in ("held", "read", "own") for name in _CLASSES], _f32),
+    dict.fromkeys([f"without_{name}" for name in _CLASSES], _f32),
+)
 EVIDENCE = _schema(_UNIT | {"q_head": _i16, "step": _i32, "span": _text, "dense": _f32, "read": _f32})
 REUSE = _schema(
     _UNIT
@@ -159,6 +187,9 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "explain": EXPLAIN,
     "slack": SLACK,
     "evidence": EVIDENCE,
+    "lags": LAGS,
+    "recurrence": RECURRENCE,
+    "by_tier": BY_TIER,
     "reuse": REUSE,
 }
 

@@ -280,7 +280,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
             dots, blurred, blurred_values = held.dots, held.dots, values
             if record is not None and coded:
                 at = int(block.index[steps.start])
-                blurred = _decoded_dots(block, held, record, at)
+                blurred = decoded_dots(block, held, record, at)
                 blurred_values = record.decoded_at("v", block.head, at) if "v" in record.decoded else values
             if steps != slice(0, n):
                 dots, blurred = (np.ascontiguousarray(x[:, part]) for x in (dots, blurred))
@@ -299,7 +299,7 @@ def attend(block: Dense, held: Held, picked: Picked | None, record: Record | Non
     return Attended(sums, out, exact if coded else None, mixed if coded else None, all_read)
 
 
-def _decoded_dots(block: Dense, held: Held, record: Record, at: int) -> NDArray[np.float32]:
+def decoded_dots(block: Dense, held: Held, record: Record, at: int) -> NDArray[np.float32]:
     """f32[n, R]: dot products with the keys as codes decode at the step at place `at`, where any step sees one."""
     if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
         return held.dots

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvsim.codecs.coded import encode, for_head, levels, nominal_bits
 from kvsim.engine.away import ON_HOST, ON_SSD
-from kvsim.engine.cuts import Cut
+from kvsim.engine.cuts import Cut, Sets
 from kvsim.engine.source import Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import TILE, padded
@@ -44,7 +44,8 @@ class Record:
     requantised i64[N, Hkv]: keys encoded again; cost["k" | "v"] i64[COSTS, Hkv, T]: what the coded form of each row costs (kernels.sparse),
     key_group, value_group its first row: rows encoded together share a number; once i64[2, Hkv]: bytes of keys and values stored once;
     level u8[Hkv, T]: the width of coded keys; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to at last (decoded_at); reads[i][h]:
-    pages an observer read; cuts: of keeps that rank windows; away[i]: (kv head, positions, where: engine.away) of rows that changed
+    pages an observer read; cuts: of keeps that rank windows; sets of every cut (None: not asked for), unit i64[Hkv or 1, T]: the unit of
+    each token at its last cut; away[i]: (kv head, positions, where: engine.away) of rows that changed
     places after the i-th step."""
 
     start: NDArray[np.uint8]
@@ -61,6 +62,8 @@ class Record:
     once: NDArray[np.int64] | None = None
     level: NDArray[np.uint8] | None = None
     cuts: list[Cut] = field(default_factory=list)
+    sets: list[Sets] | None = None
+    unit: NDArray[np.int64] | None = None
     recoded: list[Recoded] = field(default_factory=list)
     away: dict[int, list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]] = field(default_factory=dict)
 

@@ -26,6 +26,18 @@ class Cut:
     after: Tiers
 
 
+@dataclass(frozen=True)
+class Sets:
+    """The sets of one cut, for engine.recurrence: index (the step's place, -1 after prefill), t its position; which tokens were protected, and
+    which of the others got a full place, or any: bits u8[Hkv or 1, T / 8] by position."""
+
+    index: int
+    t: int
+    safe: Tiers
+    full: Tiers
+    held: Tiers
+
+
 def cuts_of(ranking: Ranking, valid: NDArray[np.bool_], before: Tiers, after: Tiers, index: int) -> list[Cut]:
     """The cut of every kv head by a ranking of units; valid, before, after [Hkv, n]."""
     assert ranking.unit is not None

@@ -13,6 +13,7 @@ from kvsim.engine.bank import Bank, Record
 from kvsim.engine.cuts import cuts_of
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
+from kvsim.engine.recurrence import note
 from kvsim.engine.source import Prefix, Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
@@ -24,9 +25,9 @@ from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
 
-def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None) -> Record | None:
+def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None, sets: bool = False) -> Record | None:
     """The record of every token's fate, or None when all stay and stay exact. limits i64[Hkv]: what the kv heads may hold after
-    prefill, where their budget was shared over layers (engine.model_scope).
+    prefill, where their budget was shared over layers (engine.model_scope). sets: write down those of every cut, too.
 
     A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
     keep, read, codecs = chain.part("keep"), chain.part("read"), chain.codecs
@@ -36,6 +37,7 @@ def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None
         return None
     lay, watching = source.layer, [part for part in (keep, store) if part and ATTENTION in part.needs]
     bank, sight = Bank(source, codecs), Sight(source, keep.needs)
+    bank.record.sets = [] if sets else None
     seen, bank.state, ranking = begin(source, keep, bank)
     if store:
         bank.store_state = store.start(Prefix(source, store.needs, type(store).__name__), seen)
@@ -100,6 +102,7 @@ def _place(
                 f"a keep returned {type(ranking).__name__}, expected a Ranking or None: a policy ranks, the engine counts"
             )
         tier = select.cut(ranking, seen.pos, seen.valid, seen.limit, row_cost(bank), beyond(bank.source, keep, seen.t))
+        note(bank.record, ranking, seen, tier, index)
         if ranking.unit is not None:
             bank.record.cuts += cuts_of(ranking, seen.valid, bank.tiers(), tier, index)
         if store:

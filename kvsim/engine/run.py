@@ -13,15 +13,19 @@ from kvsim.engine import account, model_scope
 from kvsim.engine.attend import Dense, Held, HeldTruth, Past, attend, blocks, steps_per_block, truth_of, truth_read
 from kvsim.engine.bank import Record
 from kvsim.engine.bounds import against_truth
+from kvsim.engine.by_tier import by_tier
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
 from kvsim.engine.evidence import evidence
 from kvsim.engine.evolve import evolve
 from kvsim.engine.explain import depths_of, regret
 from kvsim.engine.fate import tiers_and_events
+from kvsim.engine.lags import died, lags
+from kvsim.engine.levels import levels
 from kvsim.engine.offload import PageCache, offloaded
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked, Reader, ranking_of
+from kvsim.engine.recurrence import Recurrence
 from kvsim.engine.slack import SlackByAge
 from kvsim.engine.source import Source
 from kvsim.engine.turnover import SOON, Turnover
@@ -31,7 +35,10 @@ from kvsim.policies.read.everything import everything
 from kvsim.policies.rules import Rule
 from kvsim.policies.store.offload import offload
 
-TABLES = ("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "slack", "evidence")
+TABLES = (
+    *("ledger", "heads", "curves", "plans", "tiers", "events", "explain", "slack", "evidence"),
+    *("lags", "recurrence", "by_tier"),
+)
 Columns = dict[str, Any]
 Tables = dict[str, list[Columns]]  # table name -> parts; a part's columns are arrays of one length, or one value for all its rows
 
@@ -78,7 +85,7 @@ def run_layer(
         for w in mine:
             w.end(head, wanted)
     for w in work:
-        w.pages_of_layer()
+        w.end_layer()
     return [w.tables for w in work]
 
 
@@ -92,13 +99,18 @@ class _Work:
         self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.store = self.chain.part("store")
-        self.all_steps = steps is not None and (self.read.refresh != 1 or isinstance(self.store, offload))
-        self.record: Record | None = evolve(source, self.chain, model_scope.limits_of(source, self.keep, job.limits))
+        limits = model_scope.limits_of(source, self.keep, job.limits)
+        self.record: Record | None = evolve(source, self.chain, limits, sets=explain or self.keep.codecs is not None)
+        cuts = self.record is not None and self.record.sets
+        self.recurrence = Recurrence(source, self.record, explain) if self.record is not None and cuts else None
+        beside = explain and self.record is not None
+        self.all_steps = steps is not None and (self.read.refresh != 1 or isinstance(self.store, offload) or beside)
         self.tables: Tables = {name: [] for name in TABLES}
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src, read = self.source, self.read
         self.past = Past(src, self.record, head)
+        self.died = died(src, self.record, head) if self.explain and self.record is not None else None
         observed = self.record is not None and self.record.reads
         self.reader = (
             None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
@@ -136,6 +148,8 @@ class _Work:
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
         heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record)
         heads |= self.beside.columns(dense, held, picked, got)
+        if self.explain:
+            heads |= levels(dense, held, picked, got, self.record)
         pages = self._live_pages(held)
         if self.cache and picked is not None:
             changed, more, on_device = offloaded(self.cache, self.read, dense, held, picked)
@@ -144,6 +158,8 @@ class _Work:
             self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
         if self.plans and picked is not None:
             self._plans(dense, picked, wanted)
+        if self.recurrence:
+            self.recurrence.add(dense, held, picked)
         steps_apart = self.turnover.columns(dense, held, picked, truth) if self.turnover and picked is not None else {}
         if not wanted.any():
             return
@@ -153,6 +169,10 @@ class _Work:
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))
+        if self.died is not None and self.record is not None:
+            at = {"q_head": q_heads, "step": np.repeat(steps, group)}
+            self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), np.repeat(wanted, group))
+            self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), np.repeat(wanted, group))
         if self.turnover and self.slack and picked is not None and self.read.index is not None:
             columns = depths_of(self.read.index, picked, truth) | regret(self.read, dense, held, picked, truth) | steps_apart
             read_truth = truth if self.record is None else truth_read(dense, held, self.record)
@@ -185,7 +205,12 @@ class _Work:
             columns = dict.fromkeys(c for r in rows for c in r)  # a column that only cuts have is null at other steps
             self.tables[name].append({"kv_head": head} | {c: [r.get(c) for r in rows] for c in columns})
 
-    def pages_of_layer(self) -> None:
+    def end_layer(self) -> None:
+        self._pages_of_layer()
+        if self.recurrence:
+            self.tables["recurrence"] += self.recurrence.rows(self.job.heads)
+
+    def _pages_of_layer(self) -> None:
         """resident_page_bytes when a physical page holds its tokens' rows of all kv heads: it stays while any head needs one."""
         parts = self.tables["ledger"]
         if self.allocator != "layer" or self.read.page is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from kvsim.metrics import keeping
 from kvsim.metrics.depth import read_depth
 from kvsim.metrics.overlap import across_layers
 from kvsim.metrics.roles import ALL_STEPS, by_role
@@ -31,6 +32,9 @@ def diagnostics(
     evidence: pl.LazyFrame | None = None,
     plans: pl.LazyFrame | None = None,
     events: pl.LazyFrame | None = None,
+    lags: pl.LazyFrame | None = None,
+    recurrence: pl.LazyFrame | None = None,
+    by_tier: pl.LazyFrame | None = None,
 ) -> pl.DataFrame:
     """heads of a run, and explain, evidence and plans where they were written -> policy, request, layer, role (-1: all steps), metric, value,
     sorted.
@@ -44,7 +48,7 @@ def diagnostics(
     From evidence: all_spans_read and any_span_read, the share of (step, head) in which something of every, of any span was read (D13).
     From plans: jaccard_1, _2, _4, _8 with the layer that far above, and jaccard_chance_... (metrics.overlap, D12). From events of keeps
     that rank windows: windows_promoted, _demoted, _evicted and _aged_in, totals over the steps, and churn_full, the mean over cuts, each a
-    mean over kv heads, of all steps only (D9)."""
+    mean over kv heads, of all steps only (D9). From lags, by_tier and recurrence (of all steps only): see metrics.keeping."""
     means = {
         "fmm_prefill": pl.col("mass_evicted_prefill"),
         "fmm_running": pl.col("mass_evicted"),
@@ -89,12 +93,17 @@ def diagnostics(
         totals = [pl.col(name).sum().cast(pl.Float64) for name in WINDOWS]
         by_head = here.group_by(*UNIT, "kv_head").agg(*totals, pl.col("churn_full").mean())
         found.append(_tall(_wide(by_head, [pl.col(name).mean() for name in (*WINDOWS, "churn_full")])))
+    found += [keeping.error_metrics(every)] if "oracle_rel_l2" in heads.collect_schema() else []
+    found += [] if lags is None else [keeping.lag_metrics(by_role(lags, heads))]
+    found += [] if by_tier is None else [keeping.tier_metrics(by_role(by_tier, heads), every)]
+    if recurrence is not None:
+        found.append(keeping.recurrence_metrics(recurrence.with_columns(role=pl.lit(ALL_STEPS, pl.Int8))))
     return pl.concat(found).sort(*UNIT, "metric").collect()
 
 
 def write(run: Path) -> None:
     """Adds diagnostics.parquet to the folder of a run whose tables are written."""
-    names = ("heads", "explain", "evidence", "plans", "events")
+    names = ("heads", "explain", "evidence", "plans", "events", "lags", "recurrence", "by_tier")
     frames = {name: _frame(run / f"{name}.parquet") for name in names if (run / f"{name}.parquet").is_file()}
     diagnostics(**frames).write_parquet(run / "diagnostics.parquet", compression="zstd")
 

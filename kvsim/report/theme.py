@@ -57,6 +57,14 @@ TIERS = {  # of metrics.tokens
     "only on the host": FATES["read from the host"],
     "gone for good": FATES["gone for good"],
 }
+KEPT = {  # of metrics.keeping
+    "sinks": ("#7A0B01", "#C0502F"),
+    "recent window": ("#33BBEC", "#2F5FE1"),
+    "history, full precision": READ,
+    "coded": CODED,
+    "on the host": FATES["read from the host"],
+    "gone for good": FATES["gone for good"],
+}
 LOST = {  # of metrics.loss
     "read": READ,
     "lost: the index chose other pages": ("#E69F01", "#F0C33D"),
@@ -86,7 +94,7 @@ SWAP = dict(
     [
         *((light, dark) for light, dark, _, _ in FAMILIES.values()),
         *SPARE,
-        *(pair for named in (FATES, TIERS, LOST, BYTES) for pair in named.values()),
+        *(pair for named in (FATES, TIERS, KEPT, LOST, BYTES) for pair in named.values()),
         *STEPS,
         EVIDENCE,
         PICKED,

@@ -158,6 +158,16 @@ def test_tiers_and_events():
         assert any(row.startswith(f"| {name}") and f"| {shown} |" in row for row in TEXT.splitlines()), shown
 
 
+def test_what_keeping_costs():
+    tables = run(example(), STREAMING, explain=True)
+    mass = {int(s): m for s, m in zip(tables["lags"]["step"], tables["lags"]["mass"], strict=True)}
+    told("`lags.mass`", mass[1][0])
+    assert mass[1] == pytest.approx([0.20, 0.05 + 0.05], abs=1e-6)
+    told("`fmm_lag_H`", mass[1].sum(), mass[1][1])
+    assert P[[0, 1]] / P[[0, 1, 6, 7]].sum() == pytest.approx([0.30 / 0.70, 0.05 / 0.70])
+    told("`own_c`", (P[0] + P[1]) / P[[0, 1, 6, 7]].sum())
+
+
 def test_pages_that_could_be_read_and_those_read_by_rule():
     made = run(example(), QUEST, plans=True)
     assert made["heads"]["held_pages"].tolist() == made["plans"]["exists"].tolist() == [4, 4]

@@ -12,8 +12,18 @@ from tests.report.runs import AGED, FULL, H2O, QUEST, READ_TAIL, edit, write_run
 HOSTILE = "</script><script>window.PWN = 1</script><img src=x onerror='window.PWN = 2'> <!--<script> {{ 7 * 7 }} \u2028 ' \" & datum['x']"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"contexts": 2},
-    "roles, no plans": {"contexts": 8, "roles": (1, 2, 3), "without": ("plans", "explain", "evidence"), "floor": 0.02},
-    "bare": {"policies": (H2O,), "layers": (2,), "evidence": False, "without": ("curves", "plans", "tiers", "events")},
+    "roles, no plans": {
+        "contexts": 8,
+        "roles": (1, 2, 3),
+        "without": ("plans", "explain", "evidence", "lags", "by_tier"),
+        "floor": 0.02,
+    },
+    "bare": {
+        "policies": (H2O,),
+        "layers": (2,),
+        "evidence": False,
+        "without": ("curves", "plans", "tiers", "events", "lags", "by_tier", "recurrence"),
+    },
     "many": {
         "policies": [*(f"full() >> quest(read=tokens({n}), page=4, {READ_TAIL})" for n in range(4, 14)), "own.toml@abc", FULL]
     },

@@ -61,6 +61,7 @@ def write_run(
                     _reuse(made, unit, rng, q_heads, steps, [n for n in (0, 1, 2, 4, 8) if layer - n in layers], evidence)
                 if any(name in policy for name in ("h2o", "kivi")):
                     _tiers(made, unit, policy, kv_heads, prompt, steps)
+                    _kept(made, unit, rng, q_heads, kv_heads, steps, "kivi" in policy)
     for name, parts in made.items():
         if parts and name not in without:
             tables.write(path / f"{name}.parquet", parts)
@@ -168,6 +169,8 @@ def _heads(made, unit, policy, rng, q_heads, prompt, steps, role, evidence) -> N
     if "read=tokens" in policy:
         columns |= {"page_recall": 1 - lost, "page_recall10": 1 - lost / 2, "read_pages": 2, "held_pages": prompt // 4}
         columns |= {"oracle_recall": 0.98, "oracle_held_recall": 0.97}
+    if "hold=" in policy:
+        columns |= {"oracle_rel_l2": lost / 2, "oracle_held_rel_l2": lost}
     if policy == AGED:
         columns["set_age"] = columns["step"] % 4
     if "quest" in policy:
@@ -272,6 +275,25 @@ def _tiers(made, unit, policy, kv_heads, prompt, steps) -> None:
             at, runs = list(range(-1, steps)), [[_run(0, prompt - 12, 0), _run(prompt - 12, prompt, 2)]]
             runs += [[_run(prompt - 12 + s, prompt - 11 + s, 0)] for s in range(steps)]  # only what changed
         made["tiers"].append(tables.table("tiers", {"kv_head": [head] * len(at), "step": at, "runs": runs} | unit))
+
+
+def _kept(made, unit, rng, q_heads, kv_heads, steps, coded) -> None:
+    n = q_heads * steps
+    rows = {"q_head": np.repeat(np.arange(q_heads), steps), "step": np.tile(np.arange(steps), q_heads)} | unit
+    lag = [[0.01] * int(s + 1).bit_length() for s in rows["step"]]
+    hits = [[5] if s % 2 else [] for s in rows["step"]]
+    gone = {"again": hits, "again_lag": [[int(s) + 1] * len(h) for s, h in zip(rows["step"], hits, strict=True)]}
+    lags = {"kv_head": rows["q_head"] * kv_heads // q_heads, "mass": lag, "needed": np.full(n, 10), "evicted_tokens": 12}
+    made["lags"].append(tables.table("lags", rows | lags | gone))
+    tier = dict.fromkeys((f"{part}_{c}" for part in ("held", "read", "own") for c in ("sinks", "recent", "full", "coded")), 0.2)
+    tier |= {f"{part}_host": 0.0 for part in ("held", "read", "own")} | {"sinks": 4, "recent": 64}
+    tier |= {f"without_{c}": rng.uniform(0.1, 1, n) for c in ("sinks", "recent", "full", *(["coded"] if coded else []))}
+    made["by_tier"].append(tables.table("by_tier", rows | tier))
+    sets = ["deployed", "oracle", "oracle_interval"]
+    counts = {"kv_head": [0] * 9, "set": [s for s in sets for _ in range(3)], "dormancy": [1, 4, 16] * 3, "events": 7}
+    counts |= {name: [4, 2, 0] * 3 for name in ("spells", "pairs", "spells_alive", "pairs_alive")}
+    counts |= {"returns": [2, 1, 0] * 3, "churn_full": [0.5] * 9, "churn_held": [0.25] * 9}
+    made["recurrence"].append(tables.table("recurrence", counts | unit))
 
 
 def _run(start: int, stop: int, tier: int) -> dict[str, int | None]:

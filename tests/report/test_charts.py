@@ -14,7 +14,7 @@ from kvsim.metrics.run import open_run
 from kvsim.report import theme
 from kvsim.report.contents import sections
 from kvsim.report.html import Figure
-from kvsim.report.sections import heads, index, loss, one_head, steps, traffic, trust
+from kvsim.report.sections import heads, index, keeping, loss, one_head, steps, traffic, trust
 from kvsim.report.theme import ROW_CAP
 from kvsim.report.view import View
 from tests.report.conftest import CASES
@@ -95,6 +95,7 @@ def test_a_run_has_every_chart_that_its_tables_can_draw(drawn):
     assert drawn["plain"].keys() - drawn["bare"].keys() == {
         *("contexts", "below", "asked", "shared", "blame", "coding", "bits", "evidence", "steps", "held", "changes", "scattered"),
         *("slack", "slack-age", "promised", "depth", "profile", "alike"),
+        *("tier-mass", "lags", "returns", "without", "compaction"),
     } - {"alike", "held", "profile"}
     assert drawn["roles, no plans"].keys() - drawn["plain"].keys() == {"roles"}
     assert "depth" not in drawn["roles, no plans"]  # no explain table
@@ -191,6 +192,18 @@ def test_what_is_not_drawn_is_named(composed):
     assert "Only tokens are drawn, because it reads no pages" in said["found"]
 
 
+def test_what_keeping_costs_says_what_explain_would_add(composed, drawn):
+    [said] = [p for p in composed["roles, no plans"] if p.title == "What keeping and storing costs"]
+    assert "The run was written without --explain" in said.text[1]
+    assert len(said.blocks) == 3
+    [whole] = [p for p in composed["plain"] if p.title == said.title]
+    assert len(whole.text) == 1
+    assert "Not drawn, because it evicts and codes nothing: quest 8, full, oracle 8, random_read 8." in captions(whole)["lags"]
+    assert "h2o 12: 4 sinks, 64 recent" in captions(whole)["tier-mass"]
+    parts = [set(row["part"] for row in data) for data in drawn["plain"]["tier-mass"]["datasets"].values() if "part" in data[0]]
+    assert parts == [{"sinks", "recent window", "history, full precision", "coded", "gone for good"}] * 2
+
+
 def test_the_noise_floor_lies_behind_every_error_or_is_said_to_be_unknown(composed, drawn):
     def floors(spec):
         return [n for n in nodes(spec, "text") if isinstance(n, dict) and n.get("value") == "rounding (p95)"]
@@ -233,7 +246,7 @@ def cap(monkeypatch):
 def test_a_run_too_large_to_draw_is_aggregated_and_says_so(runs, cap):
     view = View.of(open_run(runs["plain"]))
     cap(190)
-    for module in (heads, steps, one_head, loss, traffic, index):
+    for module in (heads, steps, one_head, loss, keeping, traffic, index):
         assert all(0 < rows(spec) <= 190 for spec in specifications([module.section(view)]).values())
     cap(54)
     assert "Each point is 2 steps together" in captions(steps.section(view))["steps"]
