@@ -21,10 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import polars as pl
-
-from kvsim.metrics.roles import ALL_STEPS
-
 Case = dict[str, Any]
 PASSED, UNBUILT, FAILED = "passed", "not yet built", "failed"
 UNKNOWN = re.compile(r"\bunknown (?P<what>[^']+) '(?P<name>[^']+)'")  # as kvsim.policies.parameters.unknown says it
@@ -36,12 +32,6 @@ def unbuilt(case: Case, exit_code: int, line: str, policies: set[str]) -> bool:
     if exit_code != 2 or not unknown:
         return False
     return case["expect"] == "tables" or (unknown["what"] == "policy" and unknown["name"] in policies)
-
-
-def over_all_steps(file: Path) -> None:
-    """Of diagnostics only the rows over all steps: the cases know no roles, and would take those of a role for a second row."""
-    if file.is_file() and "role" in pl.scan_parquet(file).collect_schema():
-        pl.read_parquet(file).filter(pl.col("role") == ALL_STEPS).drop("role").write_parquet(file)
 
 
 def policies_used(book: list[Case]) -> set[str]:
@@ -62,7 +52,6 @@ def run(
     elif done.returncode != 0:
         wrong = f"replay exited {done.returncode}: {line}"
     else:
-        over_all_steps(Path(out) / "diagnostics.parquet")
         same, said = driver.compare.compare_case(out, case, str(folder), strict, book)
         return (PASSED if same else FAILED), said.removeprefix("PASS ").removeprefix("FAIL ")
     if not wrong:

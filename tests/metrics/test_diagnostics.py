@@ -84,7 +84,11 @@ def test_all_spans_are_read_only_where_every_one_is():
 def test_write_puts_it_beside_the_tables(tmp_path):
     HEADS.collect().write_parquet(tmp_path / "heads.parquet")
     write(tmp_path)
-    assert pl.read_parquet(tmp_path / "diagnostics.parquet").equals(diagnostics(HEADS))
+    found = diagnostics(HEADS)
+    whole, split = (pl.read_parquet(tmp_path / f"diagnostics{of}.parquet") for of in ("", "_by_role"))
+    assert whole.equals(found.filter(pl.col("role") == -1).drop("role"))
+    assert split.equals(found.filter(pl.col("role") >= 0))
+    assert not whole.select("policy", "request", "layer", "metric").is_duplicated().any()
 
 
 def test_how_deep_it_read_and_how_often_everything():
