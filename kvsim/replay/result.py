@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The tables of a run directory; each is read when it is asked for. Raises BadTrace for what is not a finished run."""
+    """The tables of a run directory (docs/tables.md): run.ledger, run.heads, ...; each is read when it is asked for.
+
+    Raises BadTrace for what is not a finished run."""
 
     def __init__(self, path: str | Path, owned: TemporaryDirectory[str] | None = None) -> None:
         self.path = Path(path)
@@ -50,41 +52,14 @@ class Run:
         assert isinstance(empty, pl.DataFrame)
         return empty.lazy()
 
-    @property
-    def ledger(self) -> pl.DataFrame:
-        return self.scan("ledger").collect()
+    def __getattr__(self, name: str) -> pl.DataFrame:
+        """A table, by its name."""
+        if name not in RUN_TABLES:
+            raise AttributeError(f"a run has no {name!r}; its tables are {', '.join(RUN_TABLES)}")
+        return self.scan(name).collect()
 
-    @property
-    def heads(self) -> pl.DataFrame:
-        return self.scan("heads").collect()
-
-    @property
-    def curves(self) -> pl.DataFrame:
-        return self.scan("curves").collect()
-
-    @property
-    def plans(self) -> pl.DataFrame:
-        return self.scan("plans").collect()
-
-    @property
-    def tiers(self) -> pl.DataFrame:
-        return self.scan("tiers").collect()
-
-    @property
-    def events(self) -> pl.DataFrame:
-        return self.scan("events").collect()
-
-    @property
-    def explain(self) -> pl.DataFrame:
-        return self.scan("explain").collect()
-
-    @property
-    def slack(self) -> pl.DataFrame:
-        return self.scan("slack").collect()
-
-    @property
-    def evidence(self) -> pl.DataFrame:
-        return self.scan("evidence").collect()
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *RUN_TABLES]
 
     def __repr__(self) -> str:
         n, trace = len(self.info["policies"]), self.info["trace"]["id"]

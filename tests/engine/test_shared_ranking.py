@@ -20,8 +20,8 @@ SAME = (
 
 @pytest.fixture
 def scored(monkeypatch):
-    calls, inner = [], Reader._score
-    monkeypatch.setattr(Reader, "_score", lambda self, *args: calls.append(self.head) or inner(self, *args))
+    calls, inner = [], Reader.score
+    monkeypatch.setattr(Reader, "score", lambda self, *args: calls.append(self.head) or inner(self, *args))
     return calls
 
 

@@ -129,4 +129,5 @@ def test_strided_steps_have_no_neighbours():
 
 def test_the_other_tables_do_not_move():
     source = lane(**WIDE)
-    assert differing(run(source, QUEST, plans=True), run(source, QUEST, plans=True, explain=True)) == []
+    asked = {"heads.oracle_rel_l2", "heads.oracle_held_rel_l2", "heads.oracle_coded_rel_l2"}  # columns that only --explain fills
+    assert set(differing(run(source, QUEST, plans=True), run(source, QUEST, plans=True, explain=True))) <= asked

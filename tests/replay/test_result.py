@@ -23,6 +23,9 @@ def test_tables_are_frames_with_the_columns_of_the_schema(run):
     assert again.path == run.path
     assert again.info["schema"] == "kvsim.run/1"
     assert "6 policies on trace small" in repr(again)
+    assert {*RUN_TABLES} <= {*dir(again)}
+    with pytest.raises(AttributeError, match="a run has no 'tabel'; its tables are ledger, heads"):
+        again.tabel  # noqa: B018
 
 
 def test_a_table_without_rows_is_an_empty_frame(run, tmp_path):
