@@ -8,12 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, grid, h2o, scale, truth, waist
+from benchmarks import budgets, grid, h2o, keeps, quantize, scale, truth, waist
 from benchmarks.race import machine
 
 RACES = {
     "truth": truth.main,
     "h2o": h2o.main,
+    "keeps": keeps.main,
+    "quantize": quantize.main,
     "budgets": budgets.main,
     "scale": scale.main,
     "grid": grid.main,

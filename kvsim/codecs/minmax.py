@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.codecs.coded import Coded, padded_bits
 from kvsim.errors import WrongUse
-from kvsim.kernels.quantize import roundtrip
+from kvsim.kernels.quantize import extremes, roundtrip
 
 Floats = NDArray[np.float64]
 SCALE_BYTES = 4  # zero and step, fp16 each
@@ -61,13 +61,15 @@ class minmax:
             return what(x)
         m, rows, dim = x.shape
         flat, group = x.reshape(m * rows, dim, 1), self.group or dim
+        if dim % group == 0:
+            return what(flat.reshape(-1, group, 1)).reshape(x.shape)
         return np.concatenate([what(flat[:, c : c + group]) for c in range(0, dim, group)], axis=1).reshape(x.shape)
 
     def _coded(self, x: Floats) -> Floats:
         """[a, g, b]: every [a, :, b] is one group."""
         zero, step, top = self._scale(x)
         out = np.empty_like(x)
-        roundtrip(x, zero, step, top, out)
+        roundtrip(x, zero, step, float(top), out)
         return out
 
     def _reach(self, x: Floats) -> Floats:
@@ -77,8 +79,9 @@ class minmax:
 
     def _scale(self, x: Floats) -> tuple[Floats, Floats, int]:
         """zero and step [a, b] of each group, and the highest code."""
-        low, top = x.min(axis=1), 2**self.bits - 1
-        return fp16(low), fp16((x.max(axis=1) - low) / top), top
+        (low, high), top = np.empty((2, len(x), x.shape[2])), 2**self.bits - 1
+        extremes(x, low, high)
+        return fp16(low), fp16((high - low) / top), top
 
 
 def fp16(x: Floats) -> Floats:
