@@ -56,7 +56,9 @@ def main(rounds: int = 5) -> bool:
         *(Entry(policy, lambda policy=policy: decide(data, policy)) for policy in OTHERS),
     ]
     times = race(entries, rounds)
-    print(f"decisions of keeps, T = {data.request.total}, {len(data.steps)} steps x {data.layer.group} heads; ratios are to the first line")
+    print(
+        f"decisions of keeps, T = {data.request.total}, {len(data.steps)} steps x {data.layer.group} heads; ratios are to the first line"
+    )
     show(times, ONE)
     ok = gate("h2o, one capacity: times numpy per step", ratio(times, NUMPY, ONE)[0], 6)
     ok &= gate("h2o, eight capacities: times numpy per step", ratio(times, NUMPY8, EIGHT)[0], 14)

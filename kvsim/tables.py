@@ -82,7 +82,8 @@ LEDGER = _schema(
     ),
     {"asked": _f64, "asked_unit": _text, "read_pages": _i32, "read_runs": _i32, "resident_page_bytes": _i64, "page_bytes": _i64}
     | dict.fromkeys(("coded_numbers", "coded_nominal_bits", "coded_bytes"), _i64)
-    | dict.fromkeys(("missed_pages", "missed_runs", "prefetched_pages", "prefetch_hits"), _i32),
+    | dict.fromkeys(("missed_pages", "missed_runs", "prefetched_pages", "prefetch_hits"), _i32)
+    | {"rebuilt_pages": _i32, "rebuild_bytes": _i64},
 )
 HEADS = _schema(
     _UNIT

@@ -18,7 +18,7 @@ from kvsim.geometry import ATTENTION, ITEMSIZE
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE
 from kvsim.kernels.order import common, first_pages
-from kvsim.kernels.sparse import ALIVE
+from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies.protocol import Chain, Read
 from kvsim.policies.rules import Rule
 
@@ -98,11 +98,28 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
             "coded_nominal_bits": kept[:, sparse.NOMINAL_BITS],
             "coded_bytes": code_bytes(kept) + meta_resident,
         }
+    if read.index is not None and not held.whole:
+        again, rows = rebuilt(read, held)
+        out |= {"rebuilt_pages": again, "rebuild_bytes": rows * lay.key_bytes}
+        out["write_bytes"] = out["write_bytes"] + again * index_bytes(read, src)
     if record is not None:
         out["write_bytes"] = out["write_bytes"] + record.coded_bytes[block.index, block.head]
         moved = record.moved[block.index, block.head]
         out |= {"moved_in_bytes": moved[:, 0], "moved_out_bytes": moved[:, 1]}
     return out
+
+
+def rebuilt(read: Read, held: Held) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """i64[N] twice: pages that lost a row in the step's cut, or whose keys are stored otherwise since, and are summarised again; and the rows
+    that are left in them."""
+    if read.index is None or read.page is None or getattr(read, "summaries", "tight") == "stale":
+        none = np.zeros(len(held.flags), np.int64)
+        return none, none
+    matter = np.uint8(ALIVE if getattr(read.index, "keys", "exact") == "exact" else ALIVE | KEY_BLUR)
+    pages = pages_of(held.pos, read.page)
+    left, moved = pages.rows(held.after), pages.rows(((held.flags ^ held.after) & matter > 0).view(np.uint8))
+    again = (moved > 0) & (left > 0)
+    return again.sum(1), (left * again).sum(1)
 
 
 def _tally(

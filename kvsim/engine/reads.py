@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -237,6 +237,7 @@ class Summaries:
         fit = getattr(self.index, "fit", None)
         self.fitted: dict[str, NDArray[Any]] = fit(source.whole("k", head)[: source.request.prompt]) if fit else {}
         self.keys = getattr(self.index, "keys", "exact")
+        self.stale = getattr(read, "summaries", "tight") == "stale"
         self.matter = ALIVE if self.keys == "exact" else ALIVE | KEY_BLUR
         pages = -(-source.request.total // self.size)
         self.state = np.full((pages, self.size + 1), UNKNOWN, np.uint8)  # of every position, and whether the page is closed
@@ -244,6 +245,8 @@ class Summaries:
 
     def of(self, v: Versions, pages: Pages, pos: Ints) -> dict[str, NDArray[Any]]:
         """{name: [V, ...]} for every version."""
+        if self.stale:
+            v, pos = self._as_written(v, pages, pos)
         ids, at = pages.id[v.page], pos[v.slot]
         state = np.zeros((len(ids), self.size + 1), np.uint8)
         np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
@@ -259,6 +262,13 @@ class Summaries:
             self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
         self.state[ids] = state
         return out
+
+    def _as_written(self, v: Versions, pages: Pages, pos: Ints) -> tuple[Versions, Ints]:
+        """The same versions with every row that was ever in the page; the newest of an open page is alive, for it was just written."""
+        at = pages.id[v.page][:, None] * self.size + np.arange(self.size)
+        newest = np.where(v.valid, pos[v.slot], -1).max(1, keepdims=True)
+        valid = (at <= newest) | v.closed[:, None]
+        return replace(v, slot=np.where(valid, at, 0), valid=valid, blurred=np.zeros_like(valid)), np.arange(at.max() + 1)
 
     def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
         """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""

@@ -65,7 +65,7 @@ STEP_CLASSES = {  # what one step moves, by what it is
     "index scanned": ("index_bytes",),
     "scales and zeros read": ("meta_bytes",),
     "attention scores written and read": ("score_bytes",),
-    "rows and index written": ("write_bytes",),
+    "rows and index written or rebuilt": ("write_bytes", "rebuild_bytes"),
     "moved between tiers": ("moved_in_bytes", "moved_out_bytes", "collective_bytes"),
 }
 KEPT_CLASSES = {  # what stays in memory, by what it is

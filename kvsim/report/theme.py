@@ -79,7 +79,7 @@ BYTES = {  # of metrics.traffic
     "scales and zeros read": CODED,
     "scales and zeros": CODED,
     "attention scores written and read": ("#8822CC", "#B98CFF"),
-    "rows and index written": ("#7A0B00", "#C0502E"),
+    "rows and index written or rebuilt": ("#7A0B00", "#C0502E"),
     "moved between tiers": FATES["gone for good"],
     "copies on host or disk": FATES["gone for good"],
 }

@@ -35,6 +35,9 @@ class quest(Read):
     dense_layers: int = 0
     tile: int | None = None  # type: ignore[assignment]  # rows that memory holds and loads at once; a page has tiles of its own
     shards: units.shards | None = None  # type: ignore[assignment]
+    summaries: Literal["tight", "stale"] = field(
+        default="tight", repr=False
+    )  # of a page that lost rows: made again, or as they were
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,8 @@ class quest(Read):
             expect(self, "shards", self.shards is None, f"none with {rule}(), which stops on one order of all pages")
             proof = self.index.bound or not self.read.certifies
             expect(self, "index", proof, f"an index that is a bound, because {rule}() proves by it what it may leave out")
+        as_written = self.summaries == "tight" or getattr(self.index, "keys", "exact") == "exact"
+        expect(self, "summaries", as_written, '"tight" with keys="recon" or "expanded", which change as rows are coded')
         whole = self.shards is None or self.heads != "split"
         expect(self, "heads", whole, "each, share, max, mean or softmax_mean with shards=")
 
