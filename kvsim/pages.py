@@ -113,6 +113,10 @@ class Pool:
         table = self._table(request)
         return self.lo[table], self.hi[table]
 
+    def scanned(self, request: int) -> tuple[Floats, Floats]:
+        """As boxes, of the valid keys alone: what boxes are, unless a rollback left one as it was."""
+        return self._boxes_of(self._table(request))
+
     def read(self, request: int) -> Floats:
         """f64[tokens, d]: the keys of a request as attention reads them."""
         table = self._table(request)
@@ -182,13 +186,13 @@ class Pool:
         n = self.rows[page]
         if self.codec and n % self.codec.tokens == 0:
             self.keys[page, n - self.codec.tokens : n] = self.codec.roundtrip(self.keys[page, n - self.codec.tokens : n][None])[0]
-            self.lo[page], self.hi[page] = (x[0] for x in self._scanned([page]))
+            self.lo[page], self.hi[page] = (x[0] for x in self._boxes_of([page]))
 
     def _rescan(self, page: int) -> None:
-        self.lo[page], self.hi[page] = (x[0] for x in self._scanned([page]))
+        self.lo[page], self.hi[page] = (x[0] for x in self._boxes_of([page]))
         self.rescanned_rows += int(self.rows[page])
 
-    def _scanned(self, pages: Sequence[int]) -> tuple[Floats, Floats]:
+    def _boxes_of(self, pages: Sequence[int]) -> tuple[Floats, Floats]:
         """(lo, hi) f64[m, d] of the valid keys of pages."""
         keys, lo, hi = self.keys[pages], *np.empty((2, len(pages), 1, self.dim))
         corners(keys, keys, np.tile(np.arange(self.size), (len(pages), 1)), self.rows[pages], lo, hi)
@@ -227,4 +231,4 @@ def inflation(pool: Pool, request: int, q: Floats) -> Floats:
         )
         return out[:, 0, 0]
 
-    return bound(*pool.boxes(request)) - bound(*pool._scanned(pool.tables[request]))
+    return bound(*pool.boxes(request)) - bound(*pool.scanned(request))
