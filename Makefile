@@ -10,7 +10,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture lint types docs bench cases study analyses oracles
+.PHONY: help demo test test-capture test-pages lint types docs bench cases study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: lint types  ## lint, types and every test; BROWSER=0 leaves out those that
 
 test-capture: .venv/capture  ## the tests of kvsim capture, which need torch (installs the capture extra)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture
+
+test-pages: .venv/ready  ## 10 000 random sequences of what happens to a physical page (some minutes)
+	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_pages.py -k sequence
 
 lint: .venv/ready  ## ruff (rules and format), and who may import whom
 	@$(BIN)/ruff check -q .

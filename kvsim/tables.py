@@ -83,7 +83,8 @@ LEDGER = _schema(
     {"asked": _f64, "asked_unit": _text, "read_pages": _i32, "read_runs": _i32, "resident_page_bytes": _i64, "page_bytes": _i64}
     | dict.fromkeys(("coded_numbers", "coded_nominal_bits", "coded_bytes"), _i64)
     | dict.fromkeys(("missed_pages", "missed_runs", "prefetched_pages", "prefetch_hits"), _i32)
-    | {"rebuilt_pages": _i32, "rebuild_bytes": _i64},
+    | {"rebuilt_pages": _i32, "rebuild_bytes": _i64}
+    | {"page_imbalance": _f32},
 )
 HEADS = _schema(
     _UNIT
@@ -121,7 +122,7 @@ EVENTS = _schema(
     _UNIT | {"kv_head": _i16, "step": _i32} | dict.fromkeys(("promoted", "demoted", "evicted", "aged_in", "requantised"), _i32),
     {"churn": _f32, "hold_tokens": _i32, "asked": _f64, "asked_unit": _text}
     | dict.fromkeys(("windows_promoted", "windows_demoted", "windows_evicted", "windows_aged_in"), _i32)
-    | {"churn_full": _f64},
+    | {"churn_full": _f64, "state_bytes": _i64},
 )
 
 # What is 0 in a run without a host tier, a disk tier or shards.

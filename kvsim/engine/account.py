@@ -12,6 +12,7 @@ from kvsim.engine.attend import Attended, Dense, Held, HeldTruth, page_stats
 from kvsim.engine.bank import Record
 from kvsim.engine.pages import CHUNK, Pages, pages_of
 from kvsim.engine.reads import Picked
+from kvsim.engine.select import dealt
 from kvsim.engine.source import Source
 from kvsim.engine.stop import mass_bound, unread_part
 from kvsim.geometry import ATTENTION, ITEMSIZE
@@ -24,7 +25,7 @@ from kvsim.policies.rules import Rule
 
 Columns = dict[str, Any]
 LEAST_MASS = 1e-3  # below it a ratio of masses says nothing
-NUMBER = 4  # bytes of a score, a page number or a partial sum on its way between shards
+NUMBER = 4  # bytes of a score that is remembered, or of a score, a page number or a partial sum on its way between shards
 
 
 # ------------------------------------------------------------------------------------------------ ledger
@@ -92,6 +93,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     if wish.shards is not None and wish.shards.n > 1:
         partial = lay.group * (lay.value_dim + 2) * NUMBER  # of every shard: a maximum, a sum and an output for each query head
         out["collective_bytes"] = (picked.sent if picked else 0) * 2 * NUMBER + wish.shards.n * partial
+        out["page_imbalance"] = imbalance(picked.chosen.any(1), picked.rows > 0, wish.shards.n) if picked else None
     if codecs:
         out |= {
             "coded_numbers": kept[:, sparse.KEYS_CODED] * lay.key_dim + kept[:, sparse.VALUES_CODED] * lay.value_dim,
@@ -175,6 +177,13 @@ def page_rows(read: Read) -> int:
     """Rows that a page takes in memory: whole tiles."""
     tile = read.tile or 1
     return -(-read.page // tile) * tile
+
+
+def imbalance(union: NDArray[np.bool_], exists: NDArray[np.bool_], n: int) -> NDArray[np.float64]:
+    """union, exists bool[N, P] -> f64[N]: pages that the busiest of n shards reads, over the mean of all."""
+    shard = dealt(exists, n)
+    most = np.max([(union & (shard == s)).sum(1) for s in range(n)], axis=0)
+    return most * n / union.sum(1)
 
 
 def _runs(picked: Picked) -> NDArray[np.int64]:

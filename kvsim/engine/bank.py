@@ -46,7 +46,7 @@ class Record:
     level u8[Hkv, T]: the width of coded keys; decoded["k" | "v"] f32[Hkv, T, d]: what codes decode to at last (decoded_at); reads[i][h]:
     pages an observer read; cuts: of keeps that rank windows; sets of every cut (None: not asked for), unit i64[Hkv or 1, T]: the unit of
     each token at its last cut; away[i]: (kv head, positions, where: engine.away) of rows that changed
-    places after the i-th step."""
+    places after the i-th step; state[i] i64[Hkv]: numbers that keep and store remember after the i-th decision, the cut after prefill first."""
 
     start: NDArray[np.uint8]
     changes: list[list[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]]
@@ -57,6 +57,7 @@ class Record:
     value_group: NDArray[np.int64] | None = None
     decoded: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     reads: list[list[Any]] = field(default_factory=list)
+    state: list[NDArray[np.int64]] = field(default_factory=list)
     key_codec: Any = None
     cost: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     once: NDArray[np.int64] | None = None
@@ -182,6 +183,16 @@ class Bank:
         beside: dict[str, Any] = {name: shown(x) for name, x in sight.at(index, pos).items()} if sight else {}
         limits = np.broadcast_to(limit, len(pos)).astype(np.int64)
         return Seen(step, t, pos, shown(self.valid), *tiers, limits, own, **beside)
+
+    def state_numbers(self) -> NDArray[np.int64]:
+        """i64[Hkv]: numbers that a copy of what keep and store remember takes; what is once for the layer stands on kv head 0."""
+        live = self.valid[:, : self.n].sum(1)
+        out = np.zeros_like(live)
+        for state in (self.state, self.store_state):
+            for x in state.slots.values():
+                out[: len(x)] += live[: len(x)]
+            out[0] += sum(x.size for x in state.other.values() if isinstance(x, np.ndarray))
+        return out
 
     def flags(self) -> NDArray[np.uint8]:
         """u8[Hkv, n] of the slots in use."""

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.attend import Dense, Past, blocks, steps_per_block, truth_of
-from kvsim.engine.evolve import evolve
 from kvsim.engine.reads import Picked, Reader
 from kvsim.engine.run import Job
 from kvsim.engine.source import Source
@@ -47,7 +46,7 @@ def drafted(source: Source, job: Job, block: int) -> list[dict[str, Any]]:
     chain = allocate.for_layer(job.chain, source.layer)
     if job.chain.part("read").read is not None and chain.part("read").read is None:
         return []  # read whole by rule: there is nothing to choose
-    _check(source, chain)
+    _check(chain)
     starts = [
         i for i in range(0, len(source.steps) - block + 1, block) if source.steps[i + block - 1] - source.steps[i] == block - 1
     ]
@@ -59,13 +58,13 @@ def drafted(source: Source, job: Job, block: int) -> list[dict[str, Any]]:
     return parts
 
 
-def _check(source: Source, chain: Chain) -> None:
+def _check(chain: Chain) -> None:
     read = chain.part("read")
     if read.page is None or read.read is None or isinstance(read.read, Rule) or read.refresh != 1:
         raise WrongUse(
             f"{written(read)}: a block of drafts needs a read of a fixed budget that ranks pages at every step (refresh=1)"
         )
-    if evolve(source, chain) is not None:
+    if chain.part("keep").hold is not None or chain.codecs is not None:
         raise WrongUse(
             " >> ".join(map(written, chain.parts)) + ": a block of drafts is told of policies that keep every row exact: full()"
         )
@@ -115,8 +114,8 @@ def sets_of(reader: Reader, ranked: Ranked, at: slice, t: Ints) -> dict[str, Mas
     visible = int(t[-1]) + 1 - reader.source.layer.first_visible(int(t[-1]))
     one, _ = reader.choose(
         ranked.score[at].max(0, keepdims=True),
-        exists.any(0, keepdims=True),
-        ranked.forced[at].any(0, keepdims=True),
+        np.asarray(exists.any(0, keepdims=True)),
+        np.asarray(ranked.forced[at].any(0, keepdims=True)),
         reader.to_pages(reader.read.read, np.array([visible])),
     )
     return {"position": own, "first": first, "block": np.repeat(one, n, 0) & exists[:, None]}

@@ -114,6 +114,7 @@ def _place(
         keys, values = (np.asarray(x).astype(np.uint8) for x in store.place(after))
         k, v = (np.where(x, np.minimum(tier, CODED), tier) for x, tier in ((keys, after.k), (values, after.v)))
         bank.apply(k, v, index, (keys, values))
+    bank.record.state.append(bank.state_numbers())
 
 
 def row_cost(bank: Bank) -> dict[int, float]:

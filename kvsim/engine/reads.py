@@ -18,6 +18,7 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
+from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Read, View
 from kvsim.policies.rules import Rule
 
@@ -83,6 +84,12 @@ class Reader:
             none = np.full(every.shape, np.nan)
             zero = np.zeros(len(t), np.int64)
             return Picked(pages, rows, every, none, None, exists, np.ones(every.shape[:2], int), zero, None, zero)
+        if read.shards is not None and (least := int(exists.sum(1).min())) < read.shards.n:
+            where = f"request {self.source.request.id}, layer {self.source.layer.id}, step {steps[exists.sum(1).argmin()]}"
+            raise WrongUse(
+                f"{type(read).__name__}(shards={written(read.shards)}): {where} has {least} pages of {read.page} tokens to deal out,"
+                " expected a page for every shard; take fewer shards or smaller pages"
+            )
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
         visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
         known = {} if known is None else known

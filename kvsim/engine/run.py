@@ -191,7 +191,7 @@ class _Work:
         tiers, events = tiers_and_events(src, self.record, self.codecs, head)
         chosen = {-1, *src.steps[wanted].tolist()}
         hold, prompt = self.keep.hold, src.request.prompt
-        for row in events:
+        for row, numbers in zip(events, self.record.state, strict=True):
             t = prompt + row["step"]
             visible = t + 1 - src.layer.first_visible(t)
             stated = (
@@ -200,6 +200,7 @@ class _Work:
                 else {"asked": float(getattr(hold, "n", getattr(hold, "x", np.nan))), "asked_unit": type(hold).__name__}
             )
             row |= {"hold_tokens": allocate.hold_limit(self.keep, visible, src.request, src.layer)} | stated
+            row["state_bytes"] = int(numbers[head]) * account.NUMBER
         for name, rows in (("tiers", tiers), ("events", events)):
             rows = [r for r in rows if r["step"] in chosen]
             columns = dict.fromkeys(c for r in rows for c in r)  # a column that only cuts have is null at other steps

@@ -14,7 +14,8 @@ from kvsim.engine.run import Job
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer, Request
 from kvsim.policies.language import Policy, parse_policy
-from kvsim.policies.protocol import Chain, Part
+from kvsim.policies.protocol import Chain, Part, Read
+from kvsim.policies.rules import Rule
 from kvsim.replay.baselines import Entry, chains_of, with_baselines
 from kvsim.tables import RUN_SCHEMA
 from kvsim.trace.open import Supply, Trace
@@ -176,7 +177,14 @@ def _policy(entry: Entry) -> dict[str, Any]:
         "version": _version(policy),
         "role": entry.role,
         "beside": entry.beside,
+        "ragged": any(ragged(chain.part("read")) for chain in chains_of(policy)),
     }
+
+
+def ragged(read: Read) -> bool:
+    """Whether how many pages it reads depends on the query, so that shapes vary from step to step: under a stopping rule, and where all
+    heads of a group attend to the union of their own sets. What only grows with the context is not ragged."""
+    return isinstance(read.read, Rule) or read.heads == "share"
 
 
 def _version(policy: Policy) -> str:

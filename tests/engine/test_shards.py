@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.engine.account import imbalance
 from kvsim.engine.select import dealt, page_order, pick
+from kvsim.errors import WrongUse
 from kvsim.units import shards
 from tests.engine.lanes import by_step, lane, run
 
@@ -63,7 +65,66 @@ def test_every_shard_reads_the_best_of_its_own(seed, n, k, budget):
     assert got == sorted(want)
 
 
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 8), st.integers(1, 12))
+@settings(deadline=None)
+def test_the_best_of_every_shards_best_are_the_best_of_all(seed, pages, n, k):
+    """However the pages lie, runs or not, shards left empty or not; ties go to the lower page across shards, too."""
+    rng = np.random.default_rng(seed)
+    scores, shard = rng.integers(0, 4, pages), rng.integers(0, n, pages)
+    best = lambda those: sorted(those, key=lambda p: (-scores[p], p))[:k]  # noqa: E731
+    told = [p for s in range(n) for p in best(np.flatnonzero(shard == s).tolist())]
+    assert sorted(best(told)) == picked(scores, k) == picked(scores, k, shards(n))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5))
+@settings(deadline=None)
+def test_imbalance_is_the_busiest_shard_over_the_mean(seed, n):
+    rng = np.random.default_rng(seed)
+    exists = rng.random(15) < 0.8
+    exists[:n] = True
+    union = exists & (rng.random(15) < 0.4)
+    union[0] = True
+    counts = [union[run_].sum() for run_ in np.array_split(np.flatnonzero(exists), n)]
+    assert imbalance(union[None], exists[None], n) == pytest.approx([max(counts) / np.mean(counts)])
+
+
 # ------------------------------------------------------------------------------------------------ whole runs
+def test_the_bytes_of_the_card():
+    """Eight shards and 256 pages of 16 tokens, keys and values of 128 in fp16: 16 KiB of scores against 2 MiB of pages."""
+    source = lane(prompt=2049 * 16 - 1, steps=1, kv_heads=1, group=1, key_dim=128, dtype="float16")
+    ledger = run(source, "quest(read=pages(256), page=16, shards=shards(8))")["ledger"]
+    assert ledger["read_bytes"].tolist() == [2_097_152]
+    assert ledger["collective_bytes"].tolist() == [16_384 + 8 * (128 + 2) * 4]  # and a partial output of each
+
+
+def test_imbalance_of_a_run_is_that_of_its_plans():
+    source, n = lane(prompt=60, steps=6), 3
+    found = run(source, f"quest(read=pages(4), page=4, shards=shards({n}))", plans=True)
+    plans, uneven = found["plans"], by_step(found["ledger"], "page_imbalance")
+    for head in range(2):
+        for step in range(6):
+            mine = (plans["kv_head"] == head) & (plans["step"] == step)
+            union = set().union(*map(set, plans["pages"][mine]))
+            runs = np.array_split(np.arange(plans["exists"][mine][0]), n)
+            counts = [len(union & {*r.tolist()}) for r in runs]
+            assert uneven[head, step] == pytest.approx(max(counts) / np.mean(counts))
+    assert (uneven > 1).any()
+    every = run(source, "quest(read=pages(99), page=4, shards=shards(4))")["ledger"]["page_imbalance"]
+    assert every.min() >= 1
+    assert every.max() <= 1.25  # 16 or 17 pages for 4 shards
+    assert "page_imbalance" not in run(source, "quest(read=pages(4), page=4)")["ledger"]
+
+
+@pytest.mark.parametrize("keep", ["", "h2o(hold=tokens(24)) >> "])
+def test_more_shards_than_pages_are_refused(keep):
+    source = lane(prompt=30, steps=4)
+    run(source, f"{keep}quest(read=pages(2), page=8, shards=shards(3))")
+    with pytest.raises(
+        WrongUse, match=r'quest\(shards=shards\(9, budget="global"\)\): request 7, layer 3, step 0 has [34] pages of 8 tokens'
+    ):
+        run(source, f"{keep}quest(read=pages(2), page=8, shards=shards(9))")
+
+
 def test_shards_that_rank_together_read_what_one_device_does_and_tell_their_best():
     source = lane(prompt=60, steps=6, group=2, value_dim=6)
     one, four = (run(source, f"quest(read=pages(3), page=4{more})") for more in ("", ", shards=shards(4)"))

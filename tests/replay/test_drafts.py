@@ -11,7 +11,7 @@ from kvsim.replay.drafts import drafted, stale_boxes
 from kvsim.replay.run import replay
 from kvsim.replay.work import source_of
 
-PAGE, BLOCK = 8, 4
+PAGE, BLOCK = 8, 3
 SPLIT = "quest(read=pages(3), page=8, heads='{}')"
 
 
