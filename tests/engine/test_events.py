@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from kvsim.engine.fate import runs
+from kvsim.policies.protocol import Keep, Ranking, State
+from kvsim.units import tokens
 from tests.engine.lanes import by_step, lane, placement, run
 
 KEEPS = [
@@ -57,3 +61,29 @@ def test_runs_are_ranges_of_one_tier():
     assert runs(np.array([], int), np.array([], int)) == []
     got = runs(np.array([0, 1, 2, 5, 6, 9]), np.array([2, 2, 0, 0, 1, 1]))
     assert [(r["start"], r["stop"], r["tier"]) for r in got] == [(0, 2, 2), (2, 3, 0), (5, 6, 0), (6, 7, 1), (9, 10, 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class remembers(Keep):
+    """The newest tokens; remembers a number per token and kv head, two per token of the layer, and three besides."""
+
+    hold: tokens
+
+    def start(self, prefix, seen):
+        n = seen.pos.shape[1]
+        slots = {"each": np.zeros((len(seen.pos), n)), "layer": np.zeros((1, n)), "more": np.zeros((1, n))}
+        return State(slots, {"besides": np.zeros(3), "name": "not a number"}), self.step(None, seen)
+
+    def step(self, state, seen):
+        return Ranking(seen.pos.astype(float))
+
+
+def test_state_is_what_a_fork_would_copy():
+    source = lane(prompt=30, steps=5)
+    state = by_step(run(source, remembers(hold=tokens(12)))["events"], "state_bytes")
+    assert state.tolist() == [[4 * (12 + 2 * 12 + 3)] * 6, [4 * 12] * 6]
+    wide = by_step(run(source, remembers(hold=tokens(99)))["events"], "state_bytes")
+    assert wide[1].tolist() == [4 * 30, *(4 * (30 + i + 1) for i in range(5))]
+    h2o, streaming = (by_step(run(source, p)["events"], "state_bytes") for p in (KEEPS[1], KEEPS[0]))
+    assert (h2o == 4 * 12).all()
+    assert (streaming == 0).all()

@@ -65,6 +65,14 @@ def test_rows_coded_by_one_branch_are_a_copy_beside():
     assert (row["resident_pages"], row["coded_pages"], row["freed_bytes"], row["reusable_tokens"]) == (2, 1, None, 4)
 
 
+def test_what_left_a_sliding_window_is_gone():
+    run = made([[{}], [{}]], 8)
+    sliding = run.ledger.with_columns(visible_tokens=pl.lit(4))  # positions 5 ... at the first branch, 6 ... at the second
+    tables_ = run.tables | {"ledger": sliding, "tiers": run.tables["tiers"].clear()}
+    row = shared(RunTables(run.path, run.about, (), tables_), 8, 2).row(0, named=True)
+    assert (row["held_tokens"], row["claimed_bytes"], row["freed_bytes"], row["reusable_tokens"]) == (2.5, 11 * ROW, 4 * ROW, 0)
+
+
 TIERS = st.sampled_from([0, 0, 2])
 
 
