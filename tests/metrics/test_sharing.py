@@ -69,7 +69,7 @@ def test_what_left_a_sliding_window_is_gone():
     run = made([[{}], [{}]], 8)
     sliding = run.ledger.with_columns(visible_tokens=pl.lit(4))  # positions 5 ... at the first branch, 6 ... at the second
     tables_ = run.tables | {"ledger": sliding, "tiers": run.tables["tiers"].clear()}
-    row = shared(RunTables(run.path, run.about, (), tables_), 8, 2).row(0, named=True)
+    row = shared(RunTables(run.path, run.about, (), tables_), 8, 2, [(0, 0), (0, 1)]).row(0, named=True)
     assert (row["held_tokens"], row["claimed_bytes"], row["freed_bytes"], row["reusable_tokens"]) == (2.5, 11 * ROW, 4 * ROW, 0)
 
 
