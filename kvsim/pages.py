@@ -39,7 +39,7 @@ class Pool:
     with every change, and no two lives of a slot share one · lo, hi f64[slots, d] · tables: {request: its pages in order} ·
     lengths: {request: tokens}. copied_pages, rescanned_rows: what copy-on-write and rollback have cost.
 
-    Raises WrongUse for a request that is not open, a rollback beyond its start, keys of another shape, and when no page is free."""
+    Raises WrongUse for a request that is not open, a rollback beyond its start, keys of another shape, and when no page is free: a rollback has then done nothing, of an append what fitted has joined."""
 
     def __init__(self, slots: int, size: int, dim: int, codec: Codec | None = None):
         if min(slots, size, dim) < 1:
@@ -89,12 +89,15 @@ class Pool:
         if n < 0 or left < 0:
             raise WrongUse(f"Pool.rollback: {n} tokens of request {request}, which has {left + n}; take 0 to {left + n}")
         stay = -(-left // self.size)
-        for page in table[stay:]:
+        gone, inside = table[stay:], left - (stay - 1) * self.size
+        cut = stay > 0 and self.rows[table[stay - 1]] > inside
+        if cut and self.refs[table[stay - 1]] > 1 and (self.refs[gone] > 1).all():
+            self._room()  # for the copy, before anything is given up
+        for page in gone:
             self._leave(page)
         del table[stay:]
         self.lengths[request] = left
-        inside = left - (stay - 1) * self.size
-        if stay and self.rows[table[-1]] > inside:
+        if cut:
             page = self._own(request)
             self.rows[page] = inside
             if rescan:
@@ -166,12 +169,15 @@ class Pool:
 
     def _take(self) -> int:
         """An empty page. Its slot may have had an earlier life, of which nothing must be left."""
-        if not self.free_pages:
-            raise WrongUse(f"Pool: all {len(self.refs)} pages are taken; free() a request, or make the pool with more slots")
+        self._room()
         page = self.free_pages.pop()
         self.refs[page], self.rows[page] = 1, 0
         self.lo[page], self.hi[page] = np.inf, -np.inf
         return page
+
+    def _room(self) -> None:
+        if not self.free_pages:
+            raise WrongUse(f"Pool: all {len(self.refs)} pages are taken; free() a request, or make the pool with more slots")
 
     def _leave(self, page: int) -> None:
         self.refs[page] -= 1

@@ -246,3 +246,19 @@ def test_what_cannot_be_is_refused_by_name():
         Pool(2, 4, 1, minmax(2, "tokens", 3))
     with pytest.raises(WrongUse, match=r"Pool\(slots=0, size=4, dim=1\): expected 1 or more of each"):
         Pool(0, 4, 1)
+
+
+def test_a_rollback_that_finds_no_page_for_its_copy_does_nothing():
+    pool = Pool(2, 4, 1)
+    a = pool.open()
+    pool.append(a, np.arange(7.0)[:, None])
+    b = pool.fork(a)
+    for n in (1, 5):
+        with pytest.raises(WrongUse, match="all 2 pages are taken"):
+            pool.rollback(b, n)
+    assert pool.read(b)[:, 0].tolist() == [*range(7)]
+    assert pool.boxes(b)[1].tolist() == [[3], [6]]
+    pool.free(a)
+    pool.rollback(b, 5)
+    assert pool.boxes(b)[1].tolist() == [[1]]
+    assert pool.resident_pages == 1
