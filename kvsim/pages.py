@@ -39,7 +39,8 @@ class Pool:
     with every change, and no two lives of a slot share one · lo, hi f64[slots, d] · tables: {request: its pages in order} ·
     lengths: {request: tokens}. copied_pages, rescanned_rows: what copy-on-write and rollback have cost.
 
-    Raises WrongUse for a request that is not open, a rollback beyond its start, keys of another shape, and when no page is free: a rollback has then done nothing, of an append what fitted has joined."""
+    Raises WrongUse for a request that is not open, a rollback beyond its start, keys of another shape, and when no page is free: a
+    rollback has then done nothing, of an append what fitted has joined."""
 
     def __init__(self, slots: int, size: int, dim: int, codec: Codec | None = None):
         if min(slots, size, dim) < 1:

@@ -15,8 +15,8 @@ from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.pages import Pool, inflation
 from kvsim.replay.asked import AnyPolicy, chosen, jobs_of, resolve
-from kvsim.replay.needs import check_needs
 from kvsim.replay.lanes import source_of
+from kvsim.replay.needs import check_needs
 from kvsim.trace.open import Trace, open_trace
 
 UNIT = {"request": pl.Int32, "layer": pl.Int16, "kv_head": pl.Int16}

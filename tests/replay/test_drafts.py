@@ -8,8 +8,8 @@ import pytest
 
 from kvsim.errors import WrongUse
 from kvsim.replay.drafts import drafted, stale_boxes
-from kvsim.replay.run import replay
 from kvsim.replay.lanes import source_of
+from kvsim.replay.run import replay
 
 PAGE, BLOCK = 8, 3
 SPLIT = "quest(read=pages(3), page=8, heads='{}')"
