@@ -27,8 +27,10 @@ def blocks(source: Source):
     """The blocks of a lane with what quest picks in them."""
     read = for_layer(parse("quest(read=pages(64))"), source.layer).part("read")
     reader, per = Reader(read, source, 0, steps_per_block(source.layer.group)), steps_per_block(source.layer.group)
+    room = None
     for at in range(0, len(source.steps), per):
-        dense = Dense(source, 0, np.arange(at, min(at + per, len(source.steps))))
+        dense = Dense(source, 0, np.arange(at, min(at + per, len(source.steps))), room)
+        room = dense.dots
         flags = dense.flags[:, : source.request.total]
         held = Held(np.arange(source.request.total), flags, flags, dense.dots[: source.request.total], True)
         q = source.queries(0, dense.index).astype(np.float64)

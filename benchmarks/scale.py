@@ -10,7 +10,7 @@ from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, peak_memory, race
 
 TOKENS = (4096, 16384, 65536, 131072)
-STEPS, GROUP = 64, 4
+STEPS, GROUP = 256, 4
 LARGEST = 300  # MB
 
 

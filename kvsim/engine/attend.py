@@ -47,6 +47,9 @@ class Dense:
     source: Source
     head: int
     index: Ints
+    room: NDArray[np.float32] | None = (
+        None  # for dots, when no other block is in use: memory of this size is cleared each time it is new
+    )
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, Floats] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
@@ -67,7 +70,8 @@ class Dense:
         self.place = None if place[-1, -1] == self.rows - 1 else place.ravel()
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
-        self.dots = np.empty((len(keys), len(self.q)), np.float32)
+        fits = self.room is not None and self.room.shape == (len(keys), len(self.q))
+        self.dots = self.room if self.room is not None and fits else np.empty((len(keys), len(self.q)), np.float32)
         peak, mass = np.empty((2, len(keys) // PAGE, len(self.q)), np.float32)
         kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, self.dots, peak, mass, self.place)
         self._stats[PAGE] = peak, mass
