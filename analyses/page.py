@@ -67,11 +67,11 @@ class Analysis:
             out.append(Figure(name, q.title, q.how, chart, " ".join([*told[name], q.absent]), frame))
         return out
 
-    def sections(self, found: Any, told: Told, traces: Sequence[Path]) -> list[Section]:
-        """The charts, and what they rest on."""
-        return [Section("Measurements", blocks=self.figures(found, told)), self.rests(found.cells, traces)]
+    def sections(self, found: Any, told: Told, traces: Sequence[Path], given: Sequence[Path] = ()) -> list[Section]:
+        """The charts, and what they rest on; given: those of the traces that stood in the command."""
+        return [Section("Measurements", blocks=self.figures(found, told)), self.rests(found.cells, traces, given)]
 
-    def rests(self, cells: pl.DataFrame, traces: Sequence[Path]) -> Section:
+    def rests(self, cells: pl.DataFrame, traces: Sequence[Path], given: Sequence[Path] = ()) -> Section:
         opened = [open_trace(path) for path in traces]
         models = sorted({str(t.manifest["source"].get("model")) for t in opened})
         weights = sorted({str(x) for t in opened if (x := t.manifest["source"].get("weight_format"))})
@@ -82,12 +82,11 @@ class Analysis:
             "out. Roles are never averaged together.",
             f"No intervals: fewer than {interval.FEWEST} contexts of a cell say nothing about other contexts." if few else "",
         ]
-        given = [str(p) for p in traces if ROOT not in p.resolve().parents]
         facts = [
             ("model", ", ".join(models)),
             ("weights", ", ".join(weights)),
             ("traces", ", ".join(t.id for t in opened)),
-            ("command", " ".join([f"python analyses/{self.name}/run.py", *given])),
+            ("command", " ".join([f"python analyses/{self.name}/run.py", *map(str, given)])),
             ("replay", "open loop: queries come from the run with full attention, so no task was solved with these policies"),
         ]
         table = Table("Cells", ("cell", "contexts", "steps", "layers"), rows, notes=[n for n in notes if n])
@@ -121,7 +120,7 @@ def _answer(analysis: Analysis, args: argparse.Namespace, traces: list[Path]) ->
     found = analysis.measure(traces)
     told = analysis.sentences(found)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    sections = analysis.sections(found, told, traces)
+    sections = analysis.sections(found, told, traces, args.trace)
     args.out.write_text(render(analysis.title, [analysis.lead], sections, list(analysis.labels)), encoding="utf-8")
     if args.png:
         write_png(analysis.figures(found, told), args.png)

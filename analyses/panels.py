@@ -13,6 +13,7 @@ from kvsim.report.charts.measure import MEASURES, layered
 from kvsim.report.theme import Style
 
 WIDTH, HEIGHT = 250, 190
+GAP = 84  # between columns, axis included, so that an empty panel does not move its neighbours
 FEW = 12  # places along x where each gets a point
 WIDE = alt.Axis(minExtent=38, tickCount=5)  # so that columns stand under one another
 
@@ -29,8 +30,12 @@ def share(measure: str, low: float = 0, high: float = 1, title: str | None = Non
 
 
 def error(values: pl.Series) -> alt.Y:
-    """Only as far as the values reach: the report's axis begins at rounding, far below what is compared here."""
+    """Only as far as the values reach: the report's axis begins at rounding, far below what is compared here. Values within a factor of 5
+    stand on a linear axis from 0: a logarithmic one has hardly a tick between them."""
     least, most = theme.ends(values, (0.01, 1.0))
+    if most < 5 * least:
+        axis = alt.Axis(minExtent=38, format="~g", tickCount=5)
+        return alt.Y("rel_l2:Q", title="output error (relative L2)", scale=alt.Scale(domain=[0, most * 1.1]), axis=axis)
     low, high = least / 1.3, most * 1.3
     ticks = [x for x in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3) if low <= x <= high]
     axis = alt.Axis(minExtent=38, format="~g", grid=True, values=ticks)
@@ -80,5 +85,5 @@ def grid(
             {"title": alt.Title(c, fontSize=12, offset=22)} if m == measures[0] else {} for c in cells
         ]  # fmt: skip
         row = [panel(c, m).properties(width=WIDTH, height=HEIGHT, **more) for c, more in zip(cells, given, strict=True)]
-        rows.append(alt.hconcat(*row, spacing=34))
+        rows.append(alt.hconcat(*row, spacing=GAP, bounds="flush"))
     return alt.vconcat(*rows, spacing=34, description=said)
