@@ -105,7 +105,8 @@ HOW = {
     "recall is the part of the attention on the evidence that was read, at whatever fidelity.",
     "cross": f"{ALIKE} A spell begins when a window that was full is not, and ends when it is full again; with two tiers it never is. Oracles "
     "take as many windows at the same cuts by dense attention. The dotted line of mass counts coded tokens as lost, too.",
-    "bits": f"{ALIKE} Windows of 8 tokens. More bits, or a smaller part for codes, buy fewer coded windows; codes kept beside are outside the budget.",
+    "bits": f"{ALIKE} Windows of 8 tokens. More bits, or a smaller part for codes, buy fewer coded windows; codes kept beside are outside the "
+    "budget.",
     "start": f"{ALIKE} What windows of the prompt count at the first cut: the attention of the last 8 prompt queries, of the last 32, of all "
     "that saw them, or nothing.",
     "promotion": f"{ALIKE} A promoted window is read as its codes decode to (ledger), as it was (shadow, which keeps originals off the "

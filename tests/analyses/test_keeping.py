@@ -90,10 +90,11 @@ def test_three_tiers_miss_less_than_eviction_by_the_same_scores_at_the_same_byte
             assert at[QEVICT]["fmm"] < 0.9 * at[EVICT]["fmm"]
 
 
-def test_a_third_of_the_bytes_is_best_spent_on_four_bits_of_everything(found):
-    for (_,), mine in found.by_bytes.group_by("cell"):
+def test_a_third_of_the_bytes_is_better_spent_on_four_bits_of_everything(found):
+    for (cell,), mine in found.by_bytes.group_by("cell"):
         at = at_bytes(mine, kivi_bytes(mine, 4))
         assert 0.2 < at[CODES]["rel_l2"] / at[QEVICT]["rel_l2"] < 0.52
+        assert (at[H2O]["rel_l2"] < at[CODES]["rel_l2"]) == cell.endswith("forced text")
 
 
 def test_at_a_fifth_it_depends(found):
