@@ -46,6 +46,7 @@ cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 
 analyses: .venv/ready  ## the analyses on the bundled traces, their pages in build/; fails when a number of a README moved
 	@$(BIN)/python analyses/reading/run.py
+	@$(BIN)/python analyses/keeping/run.py
 
 oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an environment of its own
 	@$(BIN)/python -m tests.oracles.agree .venv-oracles/bin/python

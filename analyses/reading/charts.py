@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import altair as alt
 import polars as pl
 
+from analyses.panels import WIDE, error, grid, lines, look, share
 from analyses.reading.measure import DEPTHS, MULTIBOX, ORACLE, PAGES, QUEST, RANDOM, REACHED, size
 from kvsim.report import theme
-from kvsim.report.charts.along import focus_on_policy
-from kvsim.report.charts.measure import MEASURES, layered
-from kvsim.report.theme import FAMILIES, SHAPES, STEPS, Style
+from kvsim.report.charts.measure import layered
+from kvsim.report.theme import FAMILIES, SHAPES, STEPS
 
-WIDTH, HEIGHT = 250, 190
-FEW = 12  # places along x where each gets a point
 ALL = [1, 0]
 BLUE, GREY, PALE = (FAMILIES[n][0] for n in ("quest", "oracle", "random_read"))
 TEAL, ORANGE, _, RED = (light for light, _ in STEPS)
-
-
-def look(styles: dict[str, tuple[str, list[int]]]) -> list[Style]:
-    return [Style(name, name, colour, dash, "circle") for name, (colour, dash) in styles.items()]
 
 
 BOXES = look(
@@ -45,6 +39,7 @@ AGES = look(
         "oracle, once": (RED, [6, 3]),
     }
 )  # colour: how long a set is kept; dash and shape: who ranks
+NOTHING = "hardly any attention on the evidence"
 NAMES = list(dict.fromkeys(s.label for s in (*BOXES, *AGES)))
 
 
@@ -108,65 +103,4 @@ def age(data: pl.DataFrame, cells: Sequence[str]) -> alt.VConcatChart:
         "evidence_recall": share("evidence_recall", 0),
         "read_tokens": alt.Y("read_tokens:Q", title="tokens read per query head", scale=alt.Scale(domain=[0, most]), axis=WIDE),
     }
-    return lines(data, cells, y, x, AGES, "Recall, error, evidence and tokens read by the age of the set.")
-
-
-WIDE = alt.Axis(minExtent=38, tickCount=5)  # so that columns stand under one another
-
-
-def share(measure: str, low: float) -> alt.Y:
-    title = MEASURES[measure].title + (f", from {low:.0%}" if low else "")
-    return alt.Y(
-        f"{measure}:Q", title=title, scale=alt.Scale(domain=[low, 1]), axis=alt.Axis(minExtent=38, format=".0%", tickCount=5)
-    )
-
-
-def error(values: pl.Series) -> alt.Y:
-    """Only as far as the values reach: the report's axis begins at rounding, far below what is compared here."""
-    least, most = theme.ends(values, (0.01, 1.0))
-    low, high = least / 1.3, most * 1.3
-    axis = alt.Axis(
-        minExtent=38, format="~g", grid=True, values=[x for x in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3) if low <= x <= high]
-    )
-    scale = alt.Scale(type="log", nice=False, domain=[low, high])
-    return alt.Y("rel_l2:Q", title=MEASURES["rel_l2"].title, scale=scale, axis=axis)
-
-
-def lines(
-    data: pl.DataFrame, cells: Sequence[str], y: dict[str, alt.Y], x: alt.X, styles: Sequence[Style], said: str
-) -> alt.VConcatChart:
-    """A row per measure, a column per cell, a line per policy; a click on the legend keeps one."""
-    focus, opacity = focus_on_policy()
-    channels = theme.policy_channels(styles, "line")
-    by_ranker = alt.ShapeValue("circle", condition={"test": f"indexof(datum.policy, '{ORACLE}') === 0", "value": "diamond"})
-    across = str(x.shorthand).split(":")[0]
-
-    def panel(cell: str, measure: str) -> alt.LayerChart:
-        mine = theme.labelled(data.filter(pl.col("cell") == cell), styles).select("policy", across, measure).drop_nulls(measure)
-        if mine.is_empty():
-            return layered(
-                alt.Chart(pl.DataFrame({"none": [0]})).mark_text().encode(text=alt.value("hardly any attention on the evidence"))
-            )
-        tip = [alt.Tooltip("policy:N"), alt.Tooltip(f"{across}:N"), alt.Tooltip(f"{measure}:Q", format=".3f")]
-        base = alt.Chart(theme.prepare(mine)).encode(x=x, y=y[measure], opacity=opacity, tooltip=tip)
-        layers = [base.mark_line(aria=False).encode(**channels)]
-        if mine[across].n_unique() <= FEW:
-            layers.append(base.mark_point(aria=False, filled=True, size=45).encode(color=channels["color"], shape=by_ranker))
-        chart = layered(*layers)
-        return chart.add_params(focus) if (cell, measure) == (cells[0], next(iter(y))) else chart
-
-    return grid(panel, cells, list(y), said)
-
-
-def grid(
-    panel: Callable[[str, str], alt.Chart | alt.LayerChart], cells: Sequence[str], measures: Sequence[str], said: str
-) -> alt.VConcatChart:
-    """Panels with the cell's name above the first of each column."""
-    rows = []
-    for m in measures:
-        given = [
-            {"title": alt.Title(c, fontSize=12, offset=22)} if m == measures[0] else {} for c in cells
-        ]  # fmt: skip
-        row = [panel(c, m).properties(width=WIDTH, height=HEIGHT, **more) for c, more in zip(cells, given, strict=True)]
-        rows.append(alt.hconcat(*row, spacing=34))
-    return alt.vconcat(*rows, spacing=34, description=said)
+    return lines(data, cells, y, x, AGES, "Recall, error, evidence and tokens read by the age of the set.", NOTHING)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 import kvsim
+from analyses.cells import FEWEST, ROLES, chosen, spread
 from kvsim.metrics.quality import ratio
 from kvsim.metrics.spread import TELLING
 from kvsim.metrics.traffic import side_bytes
@@ -24,11 +25,7 @@ from kvsim.trace.open import Trace
 PAGES = (4, 8, 16, 32, 64)
 PAGE = 16  # of everything that does not compare page sizes
 BUDGET = 128  # tokens per query head and step
-WHOLE, EVERY = 64, 7  # a role of more than 64 steps is replayed at every seventh; refresh intervals are no multiples of seven
-FEWEST = 16  # replayed steps of a role in a context: fewer are no cell
-LAYERS = 4  # at most, evenly spread over those captured
 MASS = 0.95  # of the attention mass: what the proof `mass(eps=0.05)` promises
-ROLES = {0: "context", 1: "question", 2: "forced text", 3: "answer"}
 
 QUEST, ORACLE, RANDOM = "quest", "oracle", "random pages"
 MULTIBOX = {
@@ -127,21 +124,6 @@ def _replayed(trace: Trace, workers: int | None) -> list[pl.DataFrame]:
         "policy": pl.col("policy").cast(pl.String).replace_strict(names, return_dtype=pl.String),
     }
     return [t.with_columns(**where) for t in tables.values()]
-
-
-def spread(layers: Sequence[int], most: int = LAYERS) -> list[int]:
-    """At most `most` of them, evenly spread, the first and the last among them."""
-    at = np.linspace(0, len(layers) - 1, min(most, len(layers))).round().astype(int)
-    return [layers[i] for i in at]
-
-
-def chosen(roles: np.ndarray) -> list[int]:
-    """The role of every decode step -> the steps to replay: all of a role with few, every seventh of one with many."""
-    steps: list[int] = []
-    for role in np.unique(roles):
-        mine = np.flatnonzero(roles == role)
-        steps += mine[:: 1 if len(mine) <= WHOLE else EVERY].tolist()
-    return sorted(steps)
 
 
 def _cells(heads: pl.DataFrame) -> pl.DataFrame:

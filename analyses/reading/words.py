@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import polars as pl
 
-from analyses.reading.measure import BUDGET, DEPTHS, ORACLE, PAGE, PAGES, QUEST, RANDOM, REACHED, Found
+from analyses.reading.measure import BUDGET, DEPTHS, ORACLE, PAGE, PAGES, QUEST, RANDOM, REACHED
 
 SHARE = 0.35  # of full attention's bytes: where the boxes are compared
 KEPT = ("quest, every 16 steps", "quest, every 64 steps", "oracle, every 64 steps", "quest, once", "random pages, once")
-
-
-def sentences(found: Found) -> dict[str, list[str]]:
-    """Question -> a sentence per cell, in the order of the cells."""
-    tell: dict[str, tuple[Callable[[pl.DataFrame], str], pl.DataFrame]] = {
-        "slack": (slack, found.slack),
-        "depth": (depth, found.depth),
-        "bytes": (by_bytes, found.bytes),
-        "age": (age, found.age),
-    }
-    cells = found.cells["cell"].to_list()
-    return {name: [f"{c}: {say(frame.filter(pl.col('cell') == c))}." for c in cells] for name, (say, frame) in tell.items()}
 
 
 def slack(mine: pl.DataFrame) -> str:

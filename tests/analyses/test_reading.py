@@ -6,11 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from analyses.cells import EVERY, chosen, spread
+from analyses.page import BEGIN, END
 from analyses.reading import run
-from analyses.reading.measure import EVERY, MULTIBOX, ORACLE, QUEST, RANDOM, age, by_bytes, chosen, measure, spread
-from analyses.reading.words import sentences
+from analyses.reading.measure import MULTIBOX, ORACLE, QUEST, RANDOM, age, by_bytes, measure
 
-README = run.README.read_text("utf-8")
+README = run.ANALYSIS.readme.read_text("utf-8")
 
 
 @pytest.fixture(scope="module", params=run.BUNDLED, ids=lambda path: path.name)
@@ -20,13 +21,13 @@ def found(request):
 
 
 def test_every_number_of_the_readme_is_computed_again(found):
-    told = [line for lines in sentences(found).values() for line in lines]
+    told = [line for lines in run.ANALYSIS.sentences(found).values() for line in lines]
     assert len(told) == 4 * found.cells.height
     assert [line for line in told if f"* {line}\n" not in README] == []
 
 
 def test_the_readme_has_no_sentence_of_another_cell():
-    cells = [line for line in README.split(run.BEGIN)[1].split(run.END)[0].splitlines() if line.startswith("* ")]
+    cells = [line for line in README.split(BEGIN)[1].split(END)[0].splitlines() if line.startswith("* ")]
     assert len(cells) == 4 * 3
     assert {line.split(":")[0] for line in cells} == {f"* {path.name}" for path in run.BUNDLED}
 
@@ -111,8 +112,8 @@ def test_steps_and_layers_are_thinned_evenly():
 
 # ---------------------------------------------------------------------------------------------- the page
 def test_the_page_has_every_sentence_and_says_what_it_rests_on(found):
-    told = sentences(found)
-    charts, rests = run.sections(found, told, run.BUNDLED)
+    told = run.ANALYSIS.sentences(found)
+    charts, rests = run.ANALYSIS.sections(found, told, run.BUNDLED)
     for figure in charts.blocks:
         assert all(line in figure.caption for line in told[figure.name])
         assert "ull attention" in figure.caption.removeprefix(" ".join(told[figure.name]))  # drawn, or named as absent
@@ -122,7 +123,7 @@ def test_the_page_has_every_sentence_and_says_what_it_rests_on(found):
 
 
 def test_numbers_are_put_between_the_marks():
-    old = f"before\n{run.BEGIN}\nold\n{run.END}\nafter"
-    new = run.rewritten(old, {"slack": ["a 1.", "b 2."]})
-    assert new == f"before\n{run.BEGIN}\n\n**{run.TITLES['slack']}**\n\n* a 1.\n* b 2.\n\n{run.END}\nafter"
-    assert run.rewritten(new, {"slack": ["a 1.", "b 2."]}) == new
+    old = f"before\n{BEGIN}\nold\n{END}\nafter"
+    new = run.ANALYSIS.rewritten(old, {"slack": ["a 1.", "b 2."]})
+    assert new == f"before\n{BEGIN}\n\n**{run.TITLES['slack']}**\n\n* a 1.\n* b 2.\n\n{END}\nafter"
+    assert run.ANALYSIS.rewritten(new, {"slack": ["a 1.", "b 2."]}) == new
