@@ -395,6 +395,9 @@ def _print_presets(found: Sequence[dict[str, Any]]) -> None:
         for preset, given in p["presets"].items():
             values = ", ".join(f"{n}={x}" for n, x in given.items() if n != "source")
             print(f'{p["name"]}(preset="{preset}")  {values}\n  {given["source"]}')
+            others = {n: d for n, d in p["parameters"].items() if n in given and d not in ("required", given[n])}
+            if others:
+                print(f"  kvsim's own: {', '.join(f'{n}={d}' for n, d in others.items())}")
 
 
 # ------------------------------------------------------------------------------------------------ printing

@@ -194,6 +194,7 @@ def test_one_policy_in_full(kvsim_):
 def test_presets_are_expressions_with_their_sources(kvsim_):
     out = kvsim_("policies", "--presets")[1]
     assert 'kivi(preset="examples")  bits=2, group=32, residual=32\n  jy-yuan/KIVI' in out
+    assert "defaults of SnapKVCluster\n  kvsim's own: window=32\n" in out  # the other values are the same
 
 
 def test_an_index_is_described_too(kvsim_):
