@@ -15,3 +15,7 @@ class BadTrace(KvsimError, ValueError):
 
 class BrokenLaw(KvsimError, AssertionError):
     """`--strict`: a table breaks a law that must hold for every policy (exit code 1)."""
+
+
+class BadProfile(KvsimError, ValueError):
+    """A profiler's export, a table of samples or a cost model is not what its format says (exit code 1)."""

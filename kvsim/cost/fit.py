@@ -1,0 +1,195 @@
+"""Samples -> one fit per kernel class, variant and head shape, with the terms that earn their place on shapes left out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from kvsim.cost.form import BASE, features, place, usable
+from kvsim.cost.gate import OVER
+from kvsim.cost.hardware import Gpu
+from kvsim.cost.residual import Grid, grid
+from kvsim.cost.robust import bootstrap, interval, solve
+from kvsim.errors import WrongUse
+
+Array = npt.NDArray[np.float64]
+
+KEY = ("class", "variant", "q_heads", "kv_heads", "head_dim", "kv_bits", "page", "graph")
+FOLDS = 4
+EARNS = 0.95  # a term stays when it lowers the error on left-out shapes by a twentieth
+FEWEST = 4  # shapes
+DRAWS = 200
+WIDE = 8  # largest over smallest bytes below which no bandwidth can be told from the launch
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """One fit: key, coefficients by term (µs; units in form.UNITS), their 95 % intervals, the measured shapes with what the form misses there.
+
+    spread: 95th percentile of |log error| on left-out shapes inside the hull, the half-width of a prediction's interval; beyond: the
+    same on shapes up to twice past the largest one. held: error on the left-out shapes."""
+
+    key: dict[str, Any]
+    coefficients: dict[str, float]
+    ci95: dict[str, tuple[float, float]]
+    grid: Grid
+    l2_bytes: int | None
+    spread: float
+    beyond: float
+    held: dict[str, float]
+    rows: dict[str, int]
+
+    def times(self, samples: pl.DataFrame) -> tuple[Array, Array]:
+        """(µs, inside) of rows of this key."""
+        terms = tuple(self.coefficients)
+        formed = features(samples, terms, self.l2_bytes) @ np.array(list(self.coefficients.values()))
+        missed, inside = self.grid.at(place(samples))
+        return np.maximum(formed, 1e-3) * np.exp(missed), inside
+
+    def bandwidth_gbps(self) -> float | None:
+        """What the bytes term amounts to."""
+        per_mb = self.coefficients.get("bytes", 0.0)
+        return 1e3 / per_mb if per_mb else None
+
+
+@dataclass
+class Fitted:
+    """The fits, and why groups have none: counted in rows by reason."""
+
+    fits: list[ClassFit] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def fit(samples: pl.DataFrame, gpu: Gpu | None, draws: int = DRAWS, seed: int = 0) -> Fitted:
+    """Fits every group of the samples. Rows marked impossible or conflicting, and rows from a hot cache, are left out and counted.
+
+    Deterministic: groups in order of their keys, draws from a seed that the key and `seed` make. Raises WrongUse when a class moves bytes
+    faster than its link."""
+    out = Fitted()
+    good = samples.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot"))
+    out.left_out.update({s: n for s, n in samples["status"].value_counts().iter_rows() if s in ("impossible", "conflicting")})
+    out.left_out["hot cache"] += samples.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") == "hot")).height
+    _refuse_faster_than_link(samples, gpu)
+    for values, group in sorted(good.group_by(*KEY), key=lambda g: str(g[0])):
+        key = dict(zip(KEY, values, strict=True))
+        if why := _unfit(group):
+            out.refused.append(key | {"rows": group.height, "why": why})
+            out.left_out["no fit: " + why.split(";")[0]] += group.height
+        else:
+            out.fits.append(_fit_group(key, group.sort("batch", "context", "pages", "bytes", "t_us", "source"), gpu, draws, seed))
+    return out
+
+
+def _refuse_faster_than_link(samples: pl.DataFrame, gpu: Gpu | None) -> None:
+    for (cls, variant), group in sorted(samples.group_by("class", "variant"), key=lambda g: str(g[0])):
+        link = gpu.link_gbps(str(cls)) if gpu else None
+        fast = group.filter((pl.col("status") == "impossible") & pl.col("bytes").is_not_null())
+        if gpu and link and 2 * fast.height > group.height:
+            best = float((fast["bytes"] / fast["t_us"]).max()) * 1e-3  # type: ignore[arg-type]
+            raise WrongUse(
+                f"{cls} {variant}: up to {best:.0f} GB/s where the link of {gpu.name} moves {link:.0f} GB/s at most, in {fast.height} of "
+                f"{group.height} rows: check the column bytes, or name the right --gpu"
+            )
+
+
+def _unfit(group: pl.DataFrame) -> str:
+    """Why a group cannot be fitted; empty when it can."""
+    shapes = group.select("batch", "context", "pages", "bytes").unique().height
+    if shapes < FEWEST:
+        return f"fewer than {FEWEST} shapes; measure 8 to 12, corners of batch and context among them"
+    if group["bytes"].null_count():
+        return "no bytes; import with --geometry, --batch and --context"
+    if group["bytes"].max() < WIDE * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]
+        return f"largest and smallest shape are less than {WIDE} times apart in bytes; measure a longer context or a larger batch"
+    return ""
+
+
+def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws: int, seed: int) -> ClassFit:
+    l2 = gpu.l2_bytes if gpu and gpu.link_gbps(key["class"]) == gpu.bandwidth_gbps else None
+    link = gpu.link_gbps(key["class"]) if gpu else None
+    places, t = place(group), group["t_us"].to_numpy()
+    cells = np.unique(places, axis=0, return_inverse=True)[1].ravel()
+    terms, errors = _choose(group, places, cells, t, l2, link)
+    x, floor, ones = features(group, terms, l2), _floor(terms, link), np.ones(len(t))
+    a = solve(x, t, floor, ones)
+    own_seed = int.from_bytes(hashlib.sha256(f"{key} {seed}".encode()).digest()[:4], "big")
+    ci = interval(bootstrap(x, t, floor, cells, a, draws, own_seed), a, int(cells.max()) + 1) if draws else np.stack([a, a], axis=1)
+    return ClassFit(
+        key=key,
+        coefficients=dict(zip(terms, map(float, a), strict=True)),
+        ci95={term: (float(lo), float(hi)) for term, (lo, hi) in zip(terms, ci, strict=True)},
+        grid=grid(places, np.log(t / np.maximum(x @ a, 1e-3))),
+        l2_bytes=l2 if "l2" in terms else None,
+        spread=float(np.percentile(errors, 95)) if len(errors) else float("nan"),
+        beyond=_beyond(group, places, t, terms, l2, link),
+        held=summary(errors),
+        rows={s: n for s, n in sorted(group["status"].value_counts().iter_rows())} | {"shapes": int(cells.max()) + 1},
+    )
+
+
+def summary(errors: Array) -> dict[str, float]:
+    """n, MAPE, 90th percentile of the relative error, signed bias (median), from |log|-free errors: log(predicted/measured)."""
+    if not len(errors):
+        return {"n": 0}
+    relative = np.expm1(errors)
+    return {"n": len(errors), "mape": float(np.abs(relative).mean()), "p90": float(np.percentile(np.abs(relative), 90)), "bias": float(np.median(relative))}
+
+
+def _floor(terms: tuple[str, ...], link: float | None) -> Array:
+    """Least coefficients: no byte moves faster than the link."""
+    return np.array([1e3 / (OVER * link) if link and term == "bytes" else 0.0 for term in terms])
+
+
+def _choose(group: pl.DataFrame, places: Array, cells: npt.NDArray[np.int64], t: Array, l2: int | None, link: float | None) -> tuple[tuple[str, ...], Array]:
+    """The terms, and log(predicted/measured) on left-out shapes under them: forward, the best extra term first, while each earns its place."""
+    fold = _folds(cells)
+    terms, errors = BASE, _held_out(group, places, t, fold, BASE, l2, link)
+    while len(terms) < min(6, int(cells.max())):
+        tried = {term: _held_out(group, places, t, fold, (*terms, term), l2, link) for term in usable(group, l2) if term not in terms}
+        best = min(tried, key=lambda term: np.abs(tried[term]).mean() if len(tried[term]) else np.inf, default=None)
+        if best is None or not len(errors) or np.abs(tried[best]).mean() > EARNS * np.abs(errors).mean():
+            break
+        terms, errors = (*terms, best), tried[best]
+    return terms, errors
+
+
+def _folds(cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A fold for every row, the same for all rows of a shape."""
+    return np.random.default_rng(0).permutation(int(cells.max()) + 1)[cells] % FOLDS
+
+
+def _held_out(group: pl.DataFrame, places: Array, t: Array, fold: npt.NDArray[np.int64], terms: tuple[str, ...], l2: int | None, link: float | None) -> Array:
+    """log(predicted/measured) of shapes that a fit without them predicts, those inside its hull only."""
+    x, floor = features(group, terms, l2), _floor(terms, link)
+    errors = []
+    for i in range(FOLDS):
+        train, test = fold != i, fold == i
+        if train.sum() <= len(terms) or not test.any():
+            continue
+        a = solve(x[train], t[train], floor, np.ones(int(train.sum())))
+        missed, inside = grid(places[train], np.log(t[train] / np.maximum(x[train] @ a, 1e-3))).at(places[test])
+        errors.append((np.log(np.maximum(x[test] @ a, 1e-3) / t[test]) + missed)[inside])
+    return np.concatenate(errors) if errors else np.zeros(0)
+
+
+def _beyond(group: pl.DataFrame, places: Array, t: Array, terms: tuple[str, ...], l2: int | None, link: float | None) -> float:
+    """95th percentile of |log error| on the top octave of sizes, predicted from below it; NaN when too little is left."""
+    below = places[:, 1] < places[:, 1].max() - 0.5
+    if below.sum() <= 2 * len(terms):
+        return float("nan")
+    x = features(group, terms, l2)
+    a = solve(x[below], t[below], _floor(terms, link), np.ones(int(below.sum())))
+    return float(np.percentile(np.abs(np.log(np.maximum(x[~below] @ a, 1e-3) / t[~below])), 95))
+
+
+def half(samples: pl.DataFrame) -> pl.Series:
+    """Whether a shape belongs to the fitted half: a bit of the hash of its batch and size, so no list of shapes and no choice."""
+    names = (f"{b} {s}" for b, s in np.round(place(samples), 6).tolist())
+    return pl.Series([hashlib.sha256(name.encode()).digest()[0] % 2 == 0 for name in names], dtype=pl.Boolean)

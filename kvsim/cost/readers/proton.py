@@ -1,0 +1,45 @@
+"""Triton proton (hatchet JSON): a tree of frames, then the devices. Metrics are missing on inner nodes; a frame's name may be a path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvsim.cost.classes import symbol
+from kvsim.cost.readers.found import Found, Told
+from kvsim.errors import BadProfile
+
+TIME = "time (ns)"
+
+
+def knows(trace: Any) -> bool:
+    """Whether parsed JSON is this format's."""
+    return isinstance(trace, list) and bool(trace) and isinstance(trace[0], dict) and "frame" in trace[0]
+
+
+def read(trace: Any, told: Told) -> Found:
+    """One row a leaf with a time. Raises BadProfile when a node has no frame or a time that is no number."""
+    found = Found(facts=_facts(trace[1]) if len(trace) > 1 and isinstance(trace[1], dict) else {})
+    nodes = [trace[0]]
+    while nodes:
+        node = nodes.pop()
+        try:
+            name, metrics, children = str(node["frame"]["name"]), node.get("metrics", {}), node.get("children", [])
+            time, count = float(metrics.get(TIME, 0)), int(metrics.get("count", 0))
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise BadProfile(f"{told.label}: a node of the tree is not one of proton's ({type(e).__name__}: {e})") from None
+        nodes += reversed(children)
+        if time <= 0 or not count:
+            found.left_out["frame without a time"] += 1
+        elif cls := found.add(name, time / 1e3, told.rules):
+            size = metrics.get("bytes")
+            row = told.shape() | {"class": cls, "variant": symbol(name), "t_us": time / 1e3, "n": count, "source": told.label}
+            found.rows.append(row | {"bytes": round(size) if size else None})
+    return found
+
+
+def _facts(devices: dict[str, Any]) -> dict[str, Any]:
+    """The first CUDA device: memory is clocked at both edges, over bus_width bits, memory_clock_rate in kHz."""
+    first = next(iter(devices.get("CUDA", {}).values()), {})
+    if not {"bus_width", "memory_clock_rate"} <= set(first):
+        return {}
+    return {"bandwidth_bytes_s": 2 * first["memory_clock_rate"] * 1e3 * first["bus_width"] / 8, "processors": first.get("num_sms")}
