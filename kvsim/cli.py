@@ -158,6 +158,44 @@ def report_(args: argparse.Namespace) -> None:
     print(report(args.runs, args.out, png=args.png, svg=args.svg))
 
 
+def cost_import(args: argparse.Namespace) -> None:
+    from kvsim.cost.load import lines, load
+    from kvsim.cost.samples import write_samples
+
+    given = {name: getattr(args, name) for name in ("gpu", "geometry", "classes", "batch", "context", "cache")}
+    found = load(args.files, args.format, **given)
+    if args.out:
+        write_samples(found.samples, args.out)
+    if args.json:
+        _json({"files": found.files})
+        return
+    for line in lines(found):
+        print(line)
+
+
+def cost_fit(args: argparse.Namespace) -> None:
+    from kvsim.cost.model import calibrate, lines, write_model
+
+    model = calibrate(args.samples, args.gpu, halved=args.half, draws=args.draws, seed=args.seed)
+    write_model(model, args.out)
+    for line in lines(model):
+        print(line)
+
+
+def cost_check(args: argparse.Namespace) -> int:
+    from kvsim.cost.check import check, lines
+    from kvsim.cost.model import read_model
+    from kvsim.cost.samples import read_samples
+
+    found = check(read_model(args.model), read_samples(args.samples), strict=args.strict)
+    if args.json:
+        _json(found)
+    else:
+        for line in lines(found):
+            print(line)
+    return DONE
+
+
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
 REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
@@ -275,6 +313,37 @@ def _report_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--svg", metavar="DIR", help="also write every chart as a drawing there")
 
 
+def _cost_import_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("files", nargs="+", metavar="FILE", help="exports of profilers, tables of timings, samples")
+    p.add_argument("-o", "--out", metavar="SAMPLES.csv", help="write the samples there (default: only count)")
+    p.add_argument(
+        "--format", default="auto", metavar="NAME", help="ncu, nsys, nsys-sqlite, kineto, proton, aic, llmservingsim, samples"
+    )
+    p.add_argument("--gpu", metavar="NAME", help="whose limits the rows are held against (default: the one the file names)")
+    p.add_argument("--geometry", metavar="FILE", help="JSON with the heads of the model, for exports that hold none")
+    p.add_argument("--classes", metavar="FILE", help="TOML with rules of your own, kernel names to classes")
+    p.add_argument("--batch", type=int, metavar="N", help="requests, where the file does not say")
+    p.add_argument("--context", type=int, metavar="N", help="tokens of a request, where the file does not say")
+    p.add_argument("--cache", choices=("cold", "hot", "unknown"), help="what the measurement left in the caches")
+    p.add_argument("--json", action="store_true", help="for programs")
+
+
+def _cost_fit_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("samples", nargs="+", metavar="SAMPLES.csv")
+    p.add_argument("-o", "--out", required=True, metavar="MODEL.json", help="the cost model")
+    p.add_argument("--gpu", metavar="NAME", help="where the samples name none")
+    p.add_argument("--half", action="store_true", help="fit half of the shapes and leave the others to cost check")
+    p.add_argument("--draws", type=int, default=200, metavar="N", help="resamples behind the intervals (default: 200)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of the resamples")
+
+
+def _cost_check_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", metavar="MODEL.json")
+    p.add_argument("samples", metavar="SAMPLES.csv")
+    p.add_argument("--strict", action="store_true", help="refuse samples that the model is not calibrated for")
+    p.add_argument("--json", action="store_true", help="for programs")
+
+
 def _policy_file(p: argparse.ArgumentParser) -> None:
     p.add_argument("--policy-file", action="append", default=[], metavar="FILE", help="a Python file with policies of your own")
 
@@ -288,7 +357,16 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
     ("replay",): ("replay policies on a trace", replay_, _replay_options),
     ("calibrate",): ("learn what a codec needs beforehand from another trace", calibrate_, _calibrate_options),
     ("policies",): ("what exists: paper, needs, parameters, presets", policies, _policies_options),
+    ("cost", "import"): ("profilers' exports -> samples, with an account of every row", cost_import, _cost_import_options),
+    ("cost", "fit"): ("samples -> a cost model of one GPU", cost_fit, _cost_fit_options),
+    ("cost", "check"): ("a cost model against measurements", cost_check, _cost_check_options),
     ("report",): ("one self-contained page of one or several runs", report_, _report_options),
+}
+
+
+GROUPS = {
+    "trace": ("info, check, synth", "Traces."),
+    "cost": ("import, fit, check", "Time from counted bytes, on a GPU that was measured."),
 }
 
 
@@ -327,7 +405,8 @@ def parser() -> Parser:
     for words, (what, call, options) in COMMANDS.items():
         head = words[:-1]
         if head not in groups:
-            inner = groups[()].add_parser(head[0], help="info, check, synth", description="Traces.")
+            verbs, about = GROUPS[head[0]]
+            inner = groups[()].add_parser(head[0], help=verbs, description=about)
             groups[head] = inner.add_subparsers(dest="command", metavar="command", required=True, parser_class=Parser)
         p = groups[head].add_parser(words[-1], help=what, description=f"{what[0].upper()}{what[1:]}.")
         options(p)

@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 KEY = ("class", "variant", "q_heads", "kv_heads", "head_dim", "kv_bits", "page", "graph")
 FOLDS = 4
 EARNS = 0.95  # a term stays when it lowers the error on left-out shapes by a twentieth
+LEAST = 1e-4  # of a log error: less than timings are rounded to
 FEWEST = 4  # shapes
 DRAWS = 200
 WIDE = 8  # largest over smallest bytes below which no bandwidth can be told from the launch
@@ -45,7 +46,7 @@ class ClassFit:
     held: dict[str, float]
     rows: dict[str, int]
 
-    def times(self, samples: pl.DataFrame) -> tuple[Array, Array]:
+    def times(self, samples: pl.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
         """(µs, inside) of rows of this key."""
         terms = tuple(self.coefficients)
         formed = features(samples, terms, self.l2_bytes) @ np.array(list(self.coefficients.values()))
@@ -105,7 +106,7 @@ def _unfit(group: pl.DataFrame) -> str:
     if shapes < FEWEST:
         return f"fewer than {FEWEST} shapes; measure 8 to 12, corners of batch and context among them"
     if group["bytes"].null_count():
-        return "no bytes; import with --geometry, --batch and --context"
+        return "no bytes; import with --geometry, --batch and --context, or fill the column in"
     if group["bytes"].max() < WIDE * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]
         return f"largest and smallest shape are less than {WIDE} times apart in bytes; measure a longer context or a larger batch"
     return ""
@@ -120,14 +121,18 @@ def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws:
     x, floor, ones = features(group, terms, l2), _floor(terms, link), np.ones(len(t))
     a = solve(x, t, floor, ones)
     own_seed = int.from_bytes(hashlib.sha256(f"{key} {seed}".encode()).digest()[:4], "big")
-    ci = interval(bootstrap(x, t, floor, cells, a, draws, own_seed), a, int(cells.max()) + 1) if draws else np.stack([a, a], axis=1)
+    ci = (
+        interval(bootstrap(x, t, floor, cells, a, draws, own_seed), a, int(cells.max()) + 1)
+        if draws
+        else np.stack([a, a], axis=1)
+    )
     return ClassFit(
         key=key,
         coefficients=dict(zip(terms, map(float, a), strict=True)),
         ci95={term: (float(lo), float(hi)) for term, (lo, hi) in zip(terms, ci, strict=True)},
         grid=grid(places, np.log(t / np.maximum(x @ a, 1e-3))),
         l2_bytes=l2 if "l2" in terms else None,
-        spread=float(np.percentile(errors, 95)) if len(errors) else float("nan"),
+        spread=float(np.percentile(np.abs(errors), 95)) if len(errors) else float("nan"),
         beyond=_beyond(group, places, t, terms, l2, link),
         held=summary(errors),
         rows={s: n for s, n in sorted(group["status"].value_counts().iter_rows())} | {"shapes": int(cells.max()) + 1},
@@ -135,11 +140,16 @@ def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws:
 
 
 def summary(errors: Array) -> dict[str, float]:
-    """n, MAPE, 90th percentile of the relative error, signed bias (median), from |log|-free errors: log(predicted/measured)."""
+    """n, MAPE, 90th percentile of the relative error, signed bias (median), of errors given as log(predicted/measured)."""
     if not len(errors):
         return {"n": 0}
     relative = np.expm1(errors)
-    return {"n": len(errors), "mape": float(np.abs(relative).mean()), "p90": float(np.percentile(np.abs(relative), 90)), "bias": float(np.median(relative))}
+    return {
+        "n": len(errors),
+        "mape": float(np.abs(relative).mean()),
+        "p90": float(np.percentile(np.abs(relative), 90)),
+        "bias": float(np.median(relative)),
+    }
 
 
 def _floor(terms: tuple[str, ...], link: float | None) -> Array:
@@ -147,17 +157,28 @@ def _floor(terms: tuple[str, ...], link: float | None) -> Array:
     return np.array([1e3 / (OVER * link) if link and term == "bytes" else 0.0 for term in terms])
 
 
-def _choose(group: pl.DataFrame, places: Array, cells: npt.NDArray[np.int64], t: Array, l2: int | None, link: float | None) -> tuple[tuple[str, ...], Array]:
+def _choose(
+    group: pl.DataFrame, places: Array, cells: npt.NDArray[np.int64], t: Array, l2: int | None, link: float | None
+) -> tuple[tuple[str, ...], Array]:
     """The terms, and log(predicted/measured) on left-out shapes under them: forward, the best extra term first, while each earns its place."""
     fold = _folds(cells)
-    terms, errors = BASE, _held_out(group, places, t, fold, BASE, l2, link)
-    while len(terms) < min(6, int(cells.max())):
-        tried = {term: _held_out(group, places, t, fold, (*terms, term), l2, link) for term in usable(group, l2) if term not in terms}
-        best = min(tried, key=lambda term: np.abs(tried[term]).mean() if len(tried[term]) else np.inf, default=None)
-        if best is None or not len(errors) or np.abs(tried[best]).mean() > EARNS * np.abs(errors).mean():
+    terms: tuple[str, ...] = BASE
+    errors = _held_out(group, places, t, fold, BASE, l2, link)
+    while len(terms) < min(6, int(cells.max())) and len(errors):
+        tried = {
+            term: _held_out(group, places, t, fold, (*terms, term), l2, link) for term in usable(group, l2) if term not in terms
+        }
+        best = min(tried, key=lambda term: float(np.abs(tried[term]).mean()), default=None)
+        if best is None or not _earned(np.abs(errors) - np.abs(tried[best]), np.abs(errors)):
             break
         terms, errors = (*terms, best), tried[best]
     return terms, errors
+
+
+def _earned(gained: Array, errors: Array) -> bool:
+    """Whether a term lowers the error by a twentieth, and by more than the left-out shapes could by chance (two standard errors)."""
+    chance = gained.std() / np.sqrt(len(gained))
+    return bool(gained.mean() > max((1 - EARNS) * errors.mean(), 2 * chance, LEAST))
 
 
 def _folds(cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -165,7 +186,15 @@ def _folds(cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).permutation(int(cells.max()) + 1)[cells] % FOLDS
 
 
-def _held_out(group: pl.DataFrame, places: Array, t: Array, fold: npt.NDArray[np.int64], terms: tuple[str, ...], l2: int | None, link: float | None) -> Array:
+def _held_out(
+    group: pl.DataFrame,
+    places: Array,
+    t: Array,
+    fold: npt.NDArray[np.int64],
+    terms: tuple[str, ...],
+    l2: int | None,
+    link: float | None,
+) -> Array:
     """log(predicted/measured) of shapes that a fit without them predicts, those inside its hull only."""
     x, floor = features(group, terms, l2), _floor(terms, link)
     errors = []

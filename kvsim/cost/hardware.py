@@ -32,7 +32,9 @@ class Gpu:
 
 def gpus() -> dict[str, Gpu]:
     """Every GPU known, by key."""
-    found = sorted((f for f in files("kvsim.cost").joinpath("hardware").iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    found = sorted(
+        (f for f in files("kvsim.cost").joinpath("hardware").iterdir() if f.name.endswith(".toml")), key=lambda f: f.name
+    )
     return {f.name.removesuffix(".toml"): _parsed(f.name.removesuffix(".toml"), f.read_text(encoding="utf-8")) for f in found}
 
 
@@ -48,6 +50,15 @@ def named_gpu(name: str) -> Gpu:
 
 def _parsed(key: str, text: str) -> Gpu:
     given = tomllib.loads(text)
-    valued = {k: v for k, v in given.items() if isinstance(v, dict)}
-    values = {k: v["value"] for k, v in valued.items()}
-    return Gpu(key=key, name=given["name"], match=tuple(given["match"]), sources={k: v["source"] for k, v in valued.items()}, **values)
+    value = {k: v["value"] for k, v in given.items() if isinstance(v, dict)}
+    return Gpu(
+        key=key,
+        name=given["name"],
+        match=tuple(given["match"]),
+        bandwidth_gbps=float(value["bandwidth_gbps"]),
+        memory_gb=float(value["memory_gb"]),
+        l2_bytes=int(value["l2_bytes"]),
+        pcie_gbps=float(value["pcie_gbps"]),
+        processors=int(value["processors"]),
+        sources={k: given[k]["source"] for k in value},
+    )

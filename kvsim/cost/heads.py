@@ -8,7 +8,19 @@ from pathlib import Path
 
 from kvsim.errors import WrongUse
 
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "fp16": 16, "bf16": 16, "fp8": 8, "float8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "int4": 4}
+BITS = {
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "fp16": 16,
+    "bf16": 16,
+    "fp8": 8,
+    "float8": 8,
+    "fp8_e4m3": 8,
+    "fp8_e5m2": 8,
+    "int8": 8,
+    "int4": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,9 @@ class Geometry:
 
 
 def attention_bytes(batch: int, tokens: int, q_heads: int, kv_heads: int, key_dim: int, value_dim: int, kv_bits: int) -> int:
-    """K and V of all visible tokens, and the 16-bit queries and outputs (cost study, section 3, without its page table: tables do not tell the page)."""
+    """K and V of all visible tokens, and the 16-bit queries and outputs.
+
+    Source: cost study, section 3; without its four bytes a page, which tables of timings do not tell."""
     return tokens * kv_heads * (key_dim + value_dim) * kv_bits // 8 + batch * q_heads * (key_dim + value_dim) * 2
 
 

@@ -87,10 +87,10 @@ def _own_gpu(samples: pl.DataFrame, found: Found) -> Gpu | None:
 
 def detect(path: Path, raw: bytes) -> str:
     """The format of a file by what is in it. Raises BadProfile for an unknown one."""
-    head = _text(raw)[:4000] if raw[:4] != b"PAR1" and not raw.startswith(nsys.SQLITE) else ""
+    head = _text(raw, path.name)[:4000] if raw[:4] != b"PAR1" and not raw.startswith(nsys.SQLITE) else ""
     if raw.startswith(nsys.SQLITE):
         return "nsys-sqlite"
-    if raw[:4] == b"PAR1" and aic.knows(pl.read_parquet_schema(path).names()):
+    if raw[:4] == b"PAR1" and aic.knows(list(pl.read_parquet_schema(path))):
         return "aic"
     first = head.split("\n")[0].strip()
     if first.startswith("class,variant,"):
@@ -101,14 +101,14 @@ def detect(path: Path, raw: bytes) -> str:
         return "aic"
     if head.lstrip()[:1] in ("{", "["):
         return _json_kind(path, raw)
-    return _csv_kind(path, _text(raw))
+    return _csv_kind(path, _text(raw, path.name))
 
 
 def _json_kind(path: Path, raw: bytes) -> str:
-    trace = kineto.parse(_text(raw), path.name)
+    trace = kineto.parse(_text(raw, path.name), path.name)
     if proton.knows(trace):
         return "proton"
-    if isinstance(trace, dict) and "traceEvents" in trace or isinstance(trace, list):
+    if (isinstance(trace, dict) and "traceEvents" in trace) or isinstance(trace, list):
         return "kineto"
     raise BadProfile(_unknown(path))
 
@@ -129,28 +129,41 @@ def _unknown(path: Path) -> str:
 def _read(path: Path, raw: bytes, kind: str, told: Told) -> Found | pl.DataFrame:
     match kind:
         case "ncu":
-            return ncu.read(_text(raw), told)
+            return ncu.read(_text(raw, path.name), told)
         case "nsys":
-            return nsys.read(_text(raw), told)
+            return nsys.read(_text(raw, path.name), told)
         case "nsys-sqlite":
             return nsys.read_sqlite(path, told)
         case "kineto":
-            return kineto.read(kineto.parse(_text(raw), told.label), told)
+            return kineto.read(kineto.parse(_text(raw, path.name), told.label), told)
         case "proton":
-            return proton.read(kineto.parse(_text(raw), told.label), told)
+            return proton.read(kineto.parse(_text(raw, path.name), told.label), told)
         case "aic":
             return aic.read(path, told)
         case "llmservingsim":
-            return llmservingsim.read(_text(raw), told)
+            return llmservingsim.read(_text(raw, path.name), told)
         case _:
             return read_samples(path)
 
 
-def _text(raw: bytes) -> str:
+def _text(raw: bytes, name: str) -> str:
     """Bytes that are no UTF-8 become replacement characters: they are in names that nothing depends on."""
     if raw[:2] == b"\x1f\x8b":
         try:
             raw = gzip.decompress(raw)
         except (OSError, EOFError) as e:
-            raise BadProfile(f"the file is gzipped and cut short or damaged ({e})") from None
+            raise BadProfile(f"{name}: gzipped, and cut short or damaged ({e})") from None
     return raw.decode("utf-8-sig", errors="replace")
+
+
+def lines(found: Loaded) -> list[str]:
+    """What `kvsim cost import` says: a line a file, then what it left out and why, indented."""
+    said = []
+    for about in found.files:
+        rows = ", ".join(f"{n} {s}" for s, n in about["rows"].items() if n) or "no rows"
+        said.append(f"{about['file']}: {about['format']}, {about['gpu'] or 'GPU unknown'}: {rows}")
+        said += [f"  left out: {n} {why}" for why, n in about["left_out"].items()]
+        if about["unclassed_share"]:
+            said.append(f"  unclassed: {about['unclassed_share']:.1%} of kernel time; name those kernels with --classes")
+        said += [f"  {note}" for note in about["notes"]]
+    return said

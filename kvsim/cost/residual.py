@@ -34,7 +34,13 @@ class Grid:
             exact = near.min(1) < 1e-9  # corners of the hull fall out of it by rounding
             found = np.where(exact, self.residuals[near.argmin(1)], found)
             return np.nan_to_num(found), ~np.isnan(found)
-        inside = np.all([(p >= lo - 1e-9) & (p <= hi + 1e-9) for p, lo, hi in zip(places.T, self.places.min(0), self.places.max(0), strict=True)], axis=0)
+        inside = np.all(
+            [
+                (p >= lo - 1e-9) & (p <= hi + 1e-9)
+                for p, lo, hi in zip(places.T, self.places.min(0), self.places.max(0), strict=True)
+            ],
+            axis=0,
+        )
         if not self.axis:
             return np.where(inside, self.residuals.mean(), 0.0), inside
         order = np.argsort(self.places[:, self.axis[0]], kind="stable")

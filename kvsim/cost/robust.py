@@ -23,7 +23,7 @@ def solve(x: Array, t: Array, floor: Array, weight: Array, start: Array | None =
     for _ in range(rounds):
         w = np.sqrt(weight) if a is None else np.sqrt(weight) * _row_weights(x @ a, t, weight)
         new = floor + nnls(x * (w / t)[:, None], w * (1 - (x @ floor) / t))[0]
-        if a is not None and np.allclose(new, a, rtol=1e-6, atol=1e-12):
+        if a is not None and (np.abs(new - a) <= 1e-6 * new).all():
             return new
         a = new
     return np.asarray(a)
@@ -33,7 +33,8 @@ def _row_weights(predicted: Array, t: Array, weight: Array) -> Array:
     ratio = np.maximum(predicted / t, 1e-6)
     log, relative = np.log(ratio), ratio - 1
     as_log = np.divide(np.abs(log), np.abs(relative), out=np.ones_like(log), where=np.abs(relative) > 1e-6)
-    spread = max(1.4826 * float(np.median(np.repeat(np.abs(log), weight.astype(int)))), LEAST_SPREAD)
+    sizes = np.sort(np.repeat(np.abs(log), weight.astype(int)))
+    spread = max(1.4826 * sizes[len(sizes) // 2], LEAST_SPREAD)
     bounded = np.clip(1 - (log / (CUT * spread)) ** 2, 0, None)  # the root of the biweight's weight
     return as_log * bounded
 

@@ -39,7 +39,14 @@ def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 def write_samples(samples: pl.DataFrame, path: str | Path) -> None:
     """Writes the canonical CSV; columns nobody filled are left out when the format lets them be absent."""
     empty = [name for name in OPTIONAL if samples[name].null_count() == samples.height]
-    samples.drop(empty).write_csv(path)
+    write_whole(path, samples.drop(empty).write_csv())
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Writes a file that is either complete under its name or not there."""
+    partial = Path(path).with_name(Path(path).name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def read_samples(path: str | Path) -> pl.DataFrame:
@@ -50,7 +57,9 @@ def read_samples(path: str | Path) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as e:
         raise BadProfile(f"{name}: not a samples CSV ({str(e).splitlines()[0]}); make one with kvsim cost import") from None
     if missing := [c for c in COLUMNS if c not in text.columns]:
-        raise BadProfile(f"{name}: no column {missing[0]!r}, so it is not a kvsim.samples/1 table; make one with kvsim cost import")
+        raise BadProfile(
+            f"{name}: no column {missing[0]!r}, so it is not a kvsim.samples/1 table; make one with kvsim cost import"
+        )
     text = text.select([c for c in SCHEMA if c in text.columns])
     samples = text.with_columns([_typed(text, c, name) for c in text.columns])
     samples = samples.with_columns([pl.lit(None, dtype).alias(c) for c, dtype in OPTIONAL.items() if c not in samples.columns])
@@ -60,7 +69,7 @@ def read_samples(path: str | Path) -> pl.DataFrame:
     for column, words in WORDS.items():
         _refuse(name, column, text, samples[column].is_not_null() & ~samples[column].is_in(words), f"one of {', '.join(words)}")
     for column in ("t_us", "n"):
-        _refuse(name, column, text, ~(samples[column] > 0) | samples[column].is_infinite(), "a number above 0")
+        _refuse(name, column, text, ~((samples[column] > 0) & samples[column].is_finite()), "a number above 0")
     for column in ("batch", "context", "pages", "page", "q_heads", "kv_heads", "head_dim", "layers", "kv_bits", "bytes"):
         _refuse(name, column, text, (samples[column] < 0).fill_null(False), "a number of 0 or more")
     return samples.with_columns(pl.col("variant").fill_null(""), pl.col("layers").fill_null(1)).select(list(SCHEMA))

@@ -10,10 +10,9 @@ from kvsim.cost.heads import attention_bytes
 from kvsim.cost.readers.found import Found, Told
 from kvsim.errors import BadProfile
 
-COLUMNS = {
-    "framework": pl.String, "version": pl.String, "device": pl.String, "kernel_source": pl.String, "batch_size": pl.Int64, "isl": pl.Int64,
-    "num_heads": pl.Int64, "num_key_value_heads": pl.Int64, "head_dim": pl.Int64, "kv_cache_dtype": pl.String, "step": pl.Int64, "latency": pl.Float64,
-}  # fmt: skip
+TEXT = ("framework", "version", "device", "kernel_source", "kv_cache_dtype")
+WHOLE = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step")
+COLUMNS = {c: pl.String for c in TEXT} | {c: pl.Int64 for c in WHOLE} | {"latency": pl.Float64}
 BITS = {"bfloat16": 16, "float16": 16, "fp8": 8}
 
 
@@ -30,12 +29,16 @@ def read(path: Path, told: Told) -> Found:
         table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
         table = table.with_columns([pl.col(c).cast(dtype) for c, dtype in COLUMNS.items()])
     except pl.exceptions.PolarsError as e:
-        raise BadProfile(f"{told.label}: not a table of AIConfigurator ({str(e).splitlines()[0]}); expected {', '.join(COLUMNS)}") from None
+        raise BadProfile(
+            f"{told.label}: not a table of AIConfigurator ({str(e).splitlines()[0]}); expected {', '.join(COLUMNS)}"
+        ) from None
     found = Found()
     windows = table["window_size"] if "window_size" in table.columns else pl.Series([0] * table.height)
     for i, (row, window) in enumerate(zip(table.iter_rows(named=True), windows, strict=True), 1):
         if row["kv_cache_dtype"] not in BITS:
-            raise BadProfile(f"{told.label}, row {i}, column kv_cache_dtype: {row['kv_cache_dtype']!r} where one of {', '.join(BITS)} is expected")
+            raise BadProfile(
+                f"{told.label}, row {i}, column kv_cache_dtype: {row['kv_cache_dtype']!r} where one of {', '.join(BITS)} is expected"
+            )
         if not row["latency"] or row["latency"] <= 0:
             found.left_out["row without a latency"] += 1
             continue

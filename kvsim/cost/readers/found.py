@@ -23,10 +23,15 @@ class Told:
 
     def shape(self) -> dict[str, Any]:
         """The columns that follow from what was told."""
-        heads = self.geometry and {
-            "q_heads": self.geometry.q_heads, "kv_heads": self.geometry.kv_heads, "head_dim": self.geometry.head_dim, "kv_bits": self.geometry.kv_bits,
-        }  # fmt: skip
-        return {"batch": self.batch, "context": self.context, "cache": self.cache or "unknown"} | (heads or {})
+        g = self.geometry
+        heads = {"q_heads": g.q_heads, "kv_heads": g.kv_heads, "head_dim": g.head_dim, "kv_bits": g.kv_bits} if g else {}
+        return {"batch": self.batch, "context": self.context, "cache": self.cache or "unknown"} | heads
+
+    def layer_bytes(self) -> int | None:
+        """Of decode attention in one layer, if batch, context and heads are told."""
+        if self.geometry and self.batch and self.context:
+            return self.geometry.decode_bytes(self.batch, self.batch * self.context)
+        return None
 
 
 @dataclass

@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 def knows(head: str) -> bool:
     """Whether the beginning of a file is this format's."""
-    return '"traceEvents"' in head or head.lstrip().startswith("[") and '"ph"' in head
+    return '"traceEvents"' in head or (head.lstrip().startswith("[") and '"ph"' in head)
 
 
 def read(trace: Any, told: Told) -> Found:
@@ -61,7 +61,13 @@ def _row(cls: str, group: list[Event], t_us: float, step: Event | None, told: To
     """The kernels of one class in one step, over all layers."""
     names = Counter(symbol(str(e["name"])) for e in group)
     replayed = sum("grid" not in e.get("args", {}) for e in group)
-    row = told.shape() | {"class": cls, "variant": min(names, key=lambda n: (-names[n], n)), "t_us": t_us, "n": len(group), "source": told.label}
+    row = told.shape() | {
+        "class": cls,
+        "variant": min(names, key=lambda n: (-names[n], n)),
+        "t_us": t_us,
+        "n": len(group),
+        "source": told.label,
+    }
     row |= {"graph": "eager" if not replayed else "full" if replayed == len(group) else "piecewise"}
     if step:
         row |= {"batch": step["batch"], "context": round(step["tokens"] / step["batch"]) if step["tokens"] else told.context}
@@ -97,7 +103,9 @@ def _step_of(kernel: Event, steps: list[Event], launched: dict[Any, float]) -> i
 
 
 def _wall(spans: list[Event]) -> float:
-    return max((e["ts"] + e["dur"] for e in spans if str(e.get("cat")) != "kernel"), default=math.inf) - min((e["ts"] for e in spans), default=0.0)
+    return max((e["ts"] + e["dur"] for e in spans if str(e.get("cat")) != "kernel"), default=math.inf) - min(
+        (e["ts"] for e in spans), default=0.0
+    )
 
 
 def _facts(trace: Any) -> dict[str, Any]:
@@ -114,10 +122,15 @@ def _finite(x: Any) -> bool:
 def _say(found: Found, kernels: list[Event], groups: dict[tuple[int, str], list[Event]], steps: list[Event]) -> None:
     ran = sorted((e["ts"], e["ts"] + e["dur"]) for group in groups.values() for e in group)
     total = sum(end - start for start, end in ran)
-    found.notes.append(f"{len(kernels)} kernels, {sum('grid' not in e.get('args', {}) for e in kernels)} without a grid (replayed graphs)")
+    found.notes.append(
+        f"{len(kernels)} kernels, {sum('grid' not in e.get('args', {}) for e in kernels)} without a grid (replayed graphs)"
+    )
     found.notes.append(f"classed kernels: {total:.1f} µs in sum, {union(ran):.1f} µs with overlaps counted once")
     if lost := sum(len(g) for (step, _), g in groups.items() if step < 0):
-        found.notes.append(f"{lost} of them in no annotated decode step: batch and context as told" + ("" if steps else " (no annotation at all)"))
+        found.notes.append(
+            f"{lost} of them in no annotated decode step: batch and context as told"
+            + ("" if steps else " (no annotation at all)")
+        )
 
 
 def parse(text: str, label: str) -> Any:

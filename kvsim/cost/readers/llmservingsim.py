@@ -30,5 +30,7 @@ def read(text: str, told: Told) -> Found:
             continue
         size = told.geometry.decode_bytes(int(batch), int(batch * context)) if told.geometry else None
         shape = {"batch": int(batch), "context": int(context), "bytes": size, "t_us": t_us}
-        found.rows.append(told.shape() | shape | {"class": "dense_attn", "variant": "LLMServingSim attention", "source": f"{told.label}:{i}"})
+        found.rows.append(
+            told.shape() | shape | {"class": "dense_attn", "variant": "LLMServingSim attention", "source": f"{told.label}:{i}"}
+        )
     return found

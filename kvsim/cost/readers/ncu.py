@@ -6,6 +6,7 @@ the program's output may stand anywhere. Durations are of caches that were flush
 from __future__ import annotations
 
 import csv
+import re
 from typing import Any
 
 from kvsim.cost.classes import symbol
@@ -15,11 +16,12 @@ from kvsim.errors import BadProfile
 
 Metrics = dict[tuple[str, str], list[tuple[str, str, str]]]  # (section, metric) -> [(unit, value, where)]
 RAW = "raw"
+SECOND = re.compile("combine|reduce")  # the other launch of split-KV: its reads are not those of the cache
 
 
 def knows(head: str) -> bool:
     """Whether the beginning of a file is this format's."""
-    return '"Kernel Name"' in head and '"ID"' in head or head.lstrip().startswith(("==PROF==", "==ERROR==", "==WARNING=="))
+    return ('"Kernel Name"' in head and '"ID"' in head) or head.lstrip().startswith(("==PROF==", "==ERROR==", "==WARNING=="))
 
 
 def read(text: str, told: Told) -> Found:
@@ -28,8 +30,11 @@ def read(text: str, told: Told) -> Found:
     lines = list(csv.reader(text.splitlines()))
     start = next((i for i, cells in enumerate(lines) if cells and cells[0] == "ID" and "Kernel Name" in cells), None)
     if start is None:
-        raise BadProfile(f"{told.label}: no row that begins with ID, so no table; the profiler's own lines say why (profile again with --csv)")
-    header, launches = lines[start], {}
+        raise BadProfile(
+            f"{told.label}: no row that begins with ID, so no table; the profiler's own lines say why (profile again with --csv)"
+        )
+    header = lines[start]
+    launches: dict[str, tuple[str, Metrics]] = {}
     found.left_out["line of the profiler or the program"] += sum(bool(cells) for cells in lines[:start])
     long = "Metric Name" in header
     for i, cells in enumerate(lines[start + 1 :], start + 2):
@@ -42,7 +47,9 @@ def read(text: str, told: Told) -> Found:
         where = f"{told.label}, row {i}"
         if long:
             key = (row.get("Section Name", ""), row.get("Metric Name", ""))
-            metrics.setdefault(key, []).append((row.get("Metric Unit", ""), row.get("Metric Value", ""), f"{where}, column Metric Value"))
+            metrics.setdefault(key, []).append(
+                (row.get("Metric Unit", ""), row.get("Metric Value", ""), f"{where}, column Metric Value")
+            )
         else:
             units_row = dict(zip(header, lines[start + 1], strict=False))
             for column, value in row.items():
@@ -61,8 +68,16 @@ def _add(found: Found, name: str, metrics: Metrics, launch: str, told: Told) -> 
     if cls is None:
         return
     moved = _dram(metrics)
-    row: dict[str, Any] = told.shape() | {"class": cls, "variant": symbol(name), "t_us": times[0], "n": 1, "source": f"{told.label}:{launch}"}
+    row: dict[str, Any] = told.shape() | {
+        "class": cls,
+        "variant": symbol(name),
+        "t_us": times[0],
+        "n": 1,
+        "source": f"{told.label}:{launch}",
+    }
     row |= {"cache": told.cache or "cold", "bytes_measured": None if moved is None else round(moved)}
+    if cls == "dense_attn" and not SECOND.search(name):
+        row |= {"bytes": told.layer_bytes()}
     if times[0] <= 0:
         row["status"] = "impossible"
     elif max(times) > 1.05 * min(times):
@@ -76,7 +91,7 @@ def _times(metrics: Metrics) -> list[float]:
     times += [_time(cell) for cell in metrics.get(("GPU Speed Of Light Throughput", "Duration"), [])]
     if not any(t is not None for t in times):
         cycles = [_rated(cell, "cycle") for cell in _named(metrics, "sm__cycles_elapsed.avg")]
-        clock = [_rated((unit.replace("/second", "").replace("/s", ""), v, w), "cycle") for unit, v, w in _named(metrics, "sm__cycles_elapsed.avg.per_second")]
+        clock = [_per_second(cell) for cell in _named(metrics, "sm__cycles_elapsed.avg.per_second")]
         times = [c / hz * 1e6 for c, hz in zip(cycles, clock, strict=False) if c is not None and hz]
     return [t for t in times if t is not None]
 
@@ -106,3 +121,11 @@ def _rated(cell: tuple[str, str, str], base: str) -> float | None:
     unit, text, where = cell
     value = number(text, where)
     return None if value is None else scaled(value, unit or base, base, where)
+
+
+def _per_second(cell: tuple[str, str, str]) -> float | None:
+    """`1.29 cycle/nsecond` and `1.29 Gcycle/second` -> 1.29e9."""
+    unit, text, where = cell
+    counted, _, time = unit.partition("/")
+    value = _rated((counted, text, where), "cycle")
+    return None if value is None else value * 1e6 / microseconds(1.0, time, where)

@@ -75,7 +75,13 @@ def read_sqlite(path: Path, told: Told) -> Found:
 
 
 def _facts(db: sqlite3.Connection, tables: set[str], found: Found) -> None:
-    wanted = {"name": "name", "memoryBandwidth": "bandwidth_bytes_s", "l2CacheSize": "l2_bytes", "totalMemory": "memory_bytes", "smCount": "processors"}
+    wanted = {
+        "name": "name",
+        "memoryBandwidth": "bandwidth_bytes_s",
+        "l2CacheSize": "l2_bytes",
+        "totalMemory": "memory_bytes",
+        "smCount": "processors",
+    }
     if "TARGET_INFO_GPU" in tables:
         there = {row[1] for row in db.execute("PRAGMA table_info(TARGET_INFO_GPU)")}
         columns = [c for c in wanted if c in there]
@@ -103,7 +109,7 @@ def _kernels(db: sqlite3.Connection, tables: set[str], found: Found, told: Told)
 def _copies(db: sqlite3.Connection, tables: set[str], found: Found, told: Told) -> None:
     if "CUPTI_ACTIVITY_KIND_MEMCPY" not in tables:
         return
-    query = "SELECT copyKind, bytes, COUNT(*), SUM(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY copyKind, bytes ORDER BY copyKind, bytes"
+    query = "SELECT copyKind, bytes, COUNT(*), SUM(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1, 2 ORDER BY 1, 2"
     for kind, size, n, time in db.execute(query):
         if kind not in COPIES or not size or time <= 0:
             found.left_out["copy of another kind, or of nothing"] += n

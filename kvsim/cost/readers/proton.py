@@ -39,7 +39,10 @@ def read(trace: Any, told: Told) -> Found:
 
 def _facts(devices: dict[str, Any]) -> dict[str, Any]:
     """The first CUDA device: memory is clocked at both edges, over bus_width bits, memory_clock_rate in kHz."""
-    first = next(iter(devices.get("CUDA", {}).values()), {})
+    first: dict[str, Any] = next(iter(devices.get("CUDA", {}).values()), {})
     if not {"bus_width", "memory_clock_rate"} <= set(first):
         return {}
-    return {"bandwidth_bytes_s": 2 * first["memory_clock_rate"] * 1e3 * first["bus_width"] / 8, "processors": first.get("num_sms")}
+    return {
+        "bandwidth_bytes_s": 2 * first["memory_clock_rate"] * 1e3 * first["bus_width"] / 8,
+        "processors": first.get("num_sms"),
+    }

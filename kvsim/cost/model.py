@@ -1,0 +1,229 @@
+"""A cost model: the fits of one GPU with where they come from, as a file; and what it says of a shape, never without a grade."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from kvsim.cost.fit import DRAWS, KEY, ClassFit, Fitted, fit, half
+from kvsim.cost.form import UNITS, features, place
+from kvsim.cost.hardware import Gpu, named_gpu
+from kvsim.cost.residual import Grid
+from kvsim.cost.samples import read_samples, write_whole
+from kvsim.errors import BadProfile, WrongUse
+
+SCHEMA = "kvsim.costmodel/1"
+GRADES = ("calibrated", "extrapolated", "transferred", "spec")
+FURTHER = 2.0  # sizes beyond the largest measured one that are still extrapolated
+UNTESTED = 2.0  # the factor of an interval where nothing could be left out to test it
+TRANSFER = 0.4  # the half-width, relative, of a time taken over from other heads, dtype or kernel
+DIGITS = 7
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """`about` is the file without its fits: gpu, inputs with hashes, options, what was left out."""
+
+    gpu: Gpu | None
+    fits: list[ClassFit]
+    about: dict[str, Any]
+
+
+def calibrate(
+    paths: Iterable[str | Path], gpu: str | None = None, *, halved: bool = False, draws: int = DRAWS, seed: int = 0
+) -> CostModel:
+    """Samples CSVs -> a cost model; `halved` fits half of the shapes and leaves the others to `check`.
+
+    Raises WrongUse when the samples are of several GPUs or none of them can be fitted."""
+    files = [Path(p) for p in paths]
+    parts = [read_samples(p) for p in files]
+    samples = pl.concat(parts)
+    card = _card(samples, gpu)
+    chosen = samples.filter(half(samples)) if halved else samples
+    fitted = fit(chosen, card, draws, seed)
+    if not fitted.fits:
+        why = fitted.refused[0]["why"] if fitted.refused else "no usable rows"
+        raise WrongUse(f"{files[0].name}: nothing to fit: {why}")
+    inputs = [_input(path, part) for path, part in zip(files, parts, strict=True)]
+    return CostModel(card, fitted.fits, _about(card, inputs, fitted, halved, draws, seed))
+
+
+def _card(samples: pl.DataFrame, gpu: str | None) -> Gpu | None:
+    names = sorted(samples["gpu"].drop_nulls().unique())
+    if gpu:
+        return named_gpu(gpu)
+    if len({named_gpu(n).key for n in names}) > 1:
+        raise WrongUse(f"samples of {len(names)} GPUs ({', '.join(names)}): fit one at a time, or say which with --gpu")
+    return named_gpu(names[0]) if names else None
+
+
+def _input(path: Path, samples: pl.DataFrame) -> dict[str, Any]:
+    counts = {s: n for s, n in sorted(samples["status"].value_counts().iter_rows())}
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "rows": counts}
+
+
+def _about(card: Gpu | None, inputs: list[dict[str, Any]], fitted: Fitted, halved: bool, draws: int, seed: int) -> dict[str, Any]:
+    import importlib.metadata as installed
+
+    return {
+        "schema": SCHEMA,
+        "software": {name: installed.version(name) for name in ("kvsim", "numpy", "scipy")},
+        "gpu": asdict(card) if card else None,
+        "inputs": inputs,
+        "options": {"half": halved, "draws": draws, "seed": seed},
+        "left_out": {k: n for k, n in sorted(fitted.left_out.items()) if n},
+        "refused": fitted.refused,
+        "units": UNITS,
+    }
+
+
+def lines(model: CostModel) -> list[str]:
+    """What `kvsim cost fit` says: a line a fit, then the rows without one."""
+    said = [f"{model.gpu.name if model.gpu else 'GPU unknown: no peak to bound bandwidths by'}: {len(model.fits)} fits"]
+    for f in model.fits:
+        key = " ".join(f"{k} {v}" for k, v in f.key.items() if v not in (None, "") and k not in ("class", "variant"))
+        terms = ", ".join(f"{t} {c:.4g} [{f.ci95[t][0]:.4g}, {f.ci95[t][1]:.4g}]" for t, c in f.coefficients.items())
+        held = f"{f.held['mape']:.1%} on {f.held['n']} left-out shapes" if f.held["n"] else "nothing left out to test it"
+        said.append(f"  {f.key['class']} {f.key['variant']} {key}: {terms}; {held}")
+    return said + [f"  left out: {n} {why}" for why, n in model.about["left_out"].items()]
+
+
+# ------------------------------------------------------------------------------------------------ the file
+def write_model(model: CostModel, path: str | Path) -> None:
+    """JSON with sorted keys and no date: the same samples give the same bytes."""
+    text = json.dumps(
+        model.about | {"fits": [_plain(f) for f in model.fits]}, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False
+    )
+    write_whole(path, text + "\n")
+
+
+def _plain(f: ClassFit) -> dict[str, Any]:
+    cells = np.column_stack([2**f.grid.places, f.grid.residuals])
+    batch, size = (2**f.grid.places).T
+    return {
+        "key": f.key,
+        "coefficients": {k: _short(v) for k, v in f.coefficients.items()},
+        "ci95": {k: [_short(x) for x in v] for k, v in f.ci95.items()},
+        "bandwidth_gbps": _short(f.bandwidth_gbps()),
+        "l2_bytes": f.l2_bytes,
+        "box": {"batch": [_short(batch.min()), _short(batch.max())], "size": [_short(size.min()), _short(size.max())]},
+        "residuals": [[_short(x) for x in cell] for cell in cells.tolist()],
+        "spread": _short(f.spread),
+        "beyond": _short(f.beyond),
+        "held_out": {k: _short(v) for k, v in f.held.items()},
+        "rows": f.rows,
+    }
+
+
+def _short(x: float | None) -> float | None:
+    return None if x is None or not math.isfinite(x) else float(f"{x:.{DIGITS}g}")
+
+
+def read_model(path: str | Path) -> CostModel:
+    """Raises BadProfile when the file is no cost model."""
+    name = Path(path).name
+    try:
+        about = json.loads(Path(path).read_text(encoding="utf-8"))
+        if about["schema"] != SCHEMA:
+            raise BadProfile(f"{name}: schema {about['schema']!r} where {SCHEMA} is expected; fit again with this kvsim")
+        fits = [_read_fit(f) for f in about.pop("fits")]
+        card = Gpu(**about["gpu"]) if about["gpu"] else None
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        if isinstance(e, BadProfile):
+            raise
+        raise BadProfile(f"{name}: not a cost model ({type(e).__name__}: {e}); make one with kvsim cost fit") from None
+    return CostModel(card, fits, about)
+
+
+def _read_fit(f: dict[str, Any]) -> ClassFit:
+    cells = np.array(f["residuals"], dtype=float).reshape(-1, 3)
+    return ClassFit(
+        key=f["key"], coefficients={t: f["coefficients"][t] for t in UNITS if t in f["coefficients"]},
+        ci95={t: (f["ci95"][t][0], f["ci95"][t][1]) for t in f["ci95"]}, grid=Grid(np.log2(cells[:, :2]), cells[:, 2]),
+        l2_bytes=f["l2_bytes"], spread=_number(f["spread"]), beyond=_number(f["beyond"]), held=f["held_out"], rows=f["rows"],
+    )  # fmt: skip
+
+
+def _number(x: float | None) -> float:
+    return float("nan") if x is None else x
+
+
+# ------------------------------------------------------------------------------------------------ what it says
+def predict(model: CostModel, shapes: pl.DataFrame) -> pl.DataFrame:
+    """Rows with the columns of samples (times and statuses are not looked at) -> them with predicted_us, low_us, high_us, grade.
+
+    calibrated: inside the measured shapes of its own kernel and heads. extrapolated: at most twice past the largest size, interval of that very
+    test. transferred: the nearest fit of the class for other heads, dtype, kernel, ±40 %. spec: bytes over the link, a floor with no
+    upper end (high_us null); null throughout where not even that is known."""
+    parts = []
+    for values, rows in shapes.with_row_index("order").group_by(*KEY, maintain_order=True):
+        key = dict(zip(KEY, values, strict=True))
+        own = next((f for f in model.fits if f.key == key), None)
+        other = None if own else _nearest(model, key)
+        answers = _own(own, rows) if own else _other(other, rows) if other else _nothing(rows)
+        parts.append(rows.with_columns(_floored(answers, rows, model.gpu)))
+    out = pl.concat(parts) if parts else shapes.with_row_index("order")
+    return out.sort("order").drop("order")
+
+
+def _own(f: ClassFit, rows: pl.DataFrame) -> list[pl.Series]:
+    t, inside = f.times(rows)
+    where, measured = place(rows), f.grid.places
+    further = (where[:, 1] > measured[:, 1].max()) & (where[:, 1] <= measured[:, 1].max() + math.log2(FURTHER))
+    further &= (where[:, 0] >= measured[:, 0].min()) & (where[:, 0] <= measured[:, 0].max()) & ~inside
+    spread = f.spread if math.isfinite(f.spread) else math.log(UNTESTED)
+    beyond = max(f.beyond, spread) if math.isfinite(f.beyond) else math.log(UNTESTED)
+    grade = np.where(inside, "calibrated", np.where(further, "extrapolated", "spec"))
+    width = np.exp(np.where(inside, spread, beyond))
+    return _answers(t, t / width, t * width, grade)
+
+
+def _other(f: ClassFit, rows: pl.DataFrame) -> list[pl.Series]:
+    terms = tuple(f.coefficients)
+    needs = [
+        c for term, c in (("sequence", "batch"), ("longest", "kv_heads"), ("page", "pages"), ("bytes", "bytes")) if term in terms
+    ]
+    if any(rows[c].null_count() for c in needs):
+        return _nothing(rows)
+    t = np.maximum(features(rows, terms, f.l2_bytes) @ np.array(list(f.coefficients.values())), 1e-3)
+    return _answers(t, t * (1 - TRANSFER), t * (1 + TRANSFER), np.full(len(t), "transferred"))
+
+
+def _nothing(rows: pl.DataFrame) -> list[pl.Series]:
+    none = np.full(rows.height, np.nan)
+    return _answers(none, none, none, np.full(rows.height, "spec"))
+
+
+def _answers(t: Any, low: Any, high: Any, grade: Any) -> list[pl.Series]:
+    numbers = [
+        pl.Series(n, x, dtype=pl.Float64).fill_nan(None) for n, x in (("predicted_us", t), ("low_us", low), ("high_us", high))
+    ]
+    return [*numbers, pl.Series("grade", grade.tolist(), dtype=pl.String)]
+
+
+def _floored(answers: list[pl.Series], rows: pl.DataFrame, gpu: Gpu | None) -> list[pl.Series]:
+    """`spec` rows get bytes over the link, as a floor."""
+    link = gpu.link_gbps(str(rows["class"][0])) if gpu else None
+    floor = rows["bytes"] / (link * 1e3) if link else pl.Series([None] * rows.height, dtype=pl.Float64)
+    table = pl.DataFrame(answers).with_columns(floor.alias("floor"))
+    spec = pl.col("grade") == "spec"
+    table = table.with_columns(
+        pl.when(spec).then("floor").otherwise("predicted_us").alias("predicted_us"),
+        pl.when(spec).then("floor").otherwise("low_us").alias("low_us"),
+        pl.when(spec).then(None).otherwise("high_us").alias("high_us"),
+    )
+    return table.drop("floor").get_columns()
+
+
+def _nearest(model: CostModel, key: dict[str, Any]) -> ClassFit | None:
+    """The fit of the class that shares most of the key; the first of several."""
+    same = [f for f in model.fits if f.key["class"] == key["class"]]
+    return max(same, key=lambda f: sum(f.key[k] == key[k] for k in KEY), default=None)
