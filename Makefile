@@ -1,6 +1,7 @@
 # `make demo` and `make test` are all the set-up there is: both build .venv from constraints.txt the first time.
 PYTHON ?= python3
 CASES ?= ../shared/cases
+PROFILES ?= ../shared/profiles
 JOBS ?= 2
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check --no-cache-dir -c constraints.txt
@@ -10,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture test-pages lint types docs bench cases study analyses oracles
+.PHONY: help demo test test-capture test-pages lint types docs bench cases profiles study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -43,6 +44,9 @@ bench: .venv/peers  ## races against other people's code (installs torch, for th
 
 cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 	@$(BIN)/python tools/cases.py $(CASES) --jobs $(JOBS)
+
+profiles: .venv/ready  ## import every export in PROFILES, fit decode tables on half of their shapes, check the other half
+	@$(BIN)/python tools/cost.py tables $(PROFILES)
 
 analyses: .venv/ready  ## the analyses on the bundled traces, their pages in build/; fails when a number of a README moved
 	@$(BIN)/python analyses/reading/run.py

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from kvsim.cost.fit import half, summary
+from kvsim.cost.classfit import summary
+from kvsim.cost.fit import half
 from kvsim.cost.model import GRADES, CostModel, predict
 from kvsim.errors import BadProfile, WrongUse
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,52 +12,25 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from kvsim.cost.classfit import KEY, ClassFit, summary
 from kvsim.cost.form import BASE, features, place, usable
 from kvsim.cost.gate import OVER
 from kvsim.cost.hardware import Gpu
-from kvsim.cost.residual import Grid, grid
-from kvsim.cost.robust import bootstrap, interval, solve
+from kvsim.cost.residual import grid
+from kvsim.cost.robust import bootstrap, interval, seed_of, solve
+from kvsim.cost.steps import STEP_KEY, fit_steps
 from kvsim.errors import WrongUse
 
 Array = npt.NDArray[np.float64]
+How = Callable[[dict[str, Any], pl.DataFrame, Gpu | None, int, int], list[ClassFit]]
 
-KEY = ("class", "variant", "q_heads", "kv_heads", "head_dim", "kv_bits", "page", "graph")
 FOLDS = 4
 EARNS = 0.95  # a term stays when it lowers the error on left-out shapes by a twentieth
 LEAST = 1e-4  # of a log error: less than timings are rounded to
 FEWEST = 4  # shapes
 DRAWS = 200
+STEP_WIDE = 3  # of whole steps: the weights are in every one
 WIDE = 8  # largest over smallest bytes below which no bandwidth can be told from the launch
-
-
-@dataclass(frozen=True)
-class ClassFit:
-    """One fit: key, coefficients by term (µs; units in form.UNITS), their 95 % intervals, the measured shapes with what the form misses there.
-
-    spread: 95th percentile of |log error| on left-out shapes inside the hull, the half-width of a prediction's interval; beyond: the
-    same on shapes up to twice past the largest one. held: error on the left-out shapes."""
-
-    key: dict[str, Any]
-    coefficients: dict[str, float]
-    ci95: dict[str, tuple[float, float]]
-    grid: Grid
-    l2_bytes: int | None
-    spread: float
-    beyond: float
-    held: dict[str, float]
-    rows: dict[str, int]
-
-    def times(self, samples: pl.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """(µs, inside) of rows of this key."""
-        terms = tuple(self.coefficients)
-        formed = features(samples, terms, self.l2_bytes) @ np.array(list(self.coefficients.values()))
-        missed, inside = self.grid.at(place(samples))
-        return np.maximum(formed, 1e-3) * np.exp(missed), inside
-
-    def bandwidth_gbps(self) -> float | None:
-        """What the bytes term amounts to."""
-        per_mb = self.coefficients.get("bytes", 0.0)
-        return 1e3 / per_mb if per_mb else None
 
 
 @dataclass
@@ -78,14 +52,25 @@ def fit(samples: pl.DataFrame, gpu: Gpu | None, draws: int = DRAWS, seed: int = 
     out.left_out.update({s: n for s, n in samples["status"].value_counts().iter_rows() if s in ("impossible", "conflicting")})
     out.left_out["hot cache"] += samples.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") == "hot")).height
     _refuse_faster_than_link(samples, gpu)
-    for values, group in sorted(good.group_by(*KEY), key=lambda g: str(g[0])):
-        key = dict(zip(KEY, values, strict=True))
-        if why := _unfit(group):
+    for key, group, wide, how in _groups(good):
+        if why := _unfit(group, wide):
             out.refused.append(key | {"rows": group.height, "why": why})
             out.left_out["no fit: " + why.split(";")[0]] += group.height
         else:
-            out.fits.append(_fit_group(key, group.sort("batch", "context", "pages", "bytes", "t_us", "source"), gpu, draws, seed))
+            out.fits += how(key, group, gpu, draws, seed)
     return out
+
+
+def _groups(good: pl.DataFrame) -> Iterator[tuple[dict[str, Any], pl.DataFrame, int, How]]:
+    """(key, rows in an order of their own, how far apart their bytes must be, how they are fitted), in order of the keys."""
+    steps = pl.col("class") == "step"
+    for rows, names, wide, how in (
+        (good.filter(~steps), KEY, WIDE, _fit_group),
+        (good.filter(steps), STEP_KEY, STEP_WIDE, fit_steps),
+    ):
+        for values, group in sorted(rows.group_by(*names), key=lambda g: str(g[0])):
+            ordered = group.sort("variant", "batch", "context", "pages", "bytes", "t_us", "source")
+            yield dict(zip(names, values, strict=True)), ordered, wide, how
 
 
 def _refuse_faster_than_link(samples: pl.DataFrame, gpu: Gpu | None) -> None:
@@ -100,19 +85,19 @@ def _refuse_faster_than_link(samples: pl.DataFrame, gpu: Gpu | None) -> None:
             )
 
 
-def _unfit(group: pl.DataFrame) -> str:
+def _unfit(group: pl.DataFrame, wide: int) -> str:
     """Why a group cannot be fitted; empty when it can."""
-    shapes = group.select("batch", "context", "pages", "bytes").unique().height
+    shapes = group.select("variant", "batch", "context", "pages", "bytes").unique().height
     if shapes < FEWEST:
         return f"fewer than {FEWEST} shapes; measure 8 to 12, corners of batch and context among them"
     if group["bytes"].null_count():
         return "no bytes; import with --geometry, --batch and --context, or fill the column in"
-    if group["bytes"].max() < WIDE * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]
-        return f"largest and smallest shape are less than {WIDE} times apart in bytes; measure a longer context or a larger batch"
+    if group["bytes"].max() < wide * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]
+        return f"largest and smallest shape are less than {wide} times apart in bytes; measure a longer context or a larger batch"
     return ""
 
 
-def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws: int, seed: int) -> ClassFit:
+def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws: int, seed: int) -> list[ClassFit]:
     l2 = gpu.l2_bytes if gpu and gpu.link_gbps(key["class"]) == gpu.bandwidth_gbps else None
     link = gpu.link_gbps(key["class"]) if gpu else None
     places, t = place(group), group["t_us"].to_numpy()
@@ -120,13 +105,12 @@ def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws:
     terms, errors = _choose(group, places, cells, t, l2, link)
     x, floor, ones = features(group, terms, l2), _floor(terms, link), np.ones(len(t))
     a = solve(x, t, floor, ones)
-    own_seed = int.from_bytes(hashlib.sha256(f"{key} {seed}".encode()).digest()[:4], "big")
     ci = (
-        interval(bootstrap(x, t, floor, cells, a, draws, own_seed), a, int(cells.max()) + 1)
+        interval(bootstrap(x, t, floor, cells, a, draws, seed_of(key, seed)), a, int(cells.max()) + 1)
         if draws
         else np.stack([a, a], axis=1)
     )
-    return ClassFit(
+    found = ClassFit(
         key=key,
         coefficients=dict(zip(terms, map(float, a), strict=True)),
         ci95={term: (float(lo), float(hi)) for term, (lo, hi) in zip(terms, ci, strict=True)},
@@ -137,19 +121,7 @@ def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws:
         held=summary(errors),
         rows={s: n for s, n in sorted(group["status"].value_counts().iter_rows())} | {"shapes": int(cells.max()) + 1},
     )
-
-
-def summary(errors: Array) -> dict[str, float]:
-    """n, MAPE, 90th percentile of the relative error, signed bias (median), of errors given as log(predicted/measured)."""
-    if not len(errors):
-        return {"n": 0}
-    relative = np.expm1(errors)
-    return {
-        "n": len(errors),
-        "mape": float(np.abs(relative).mean()),
-        "p90": float(np.percentile(np.abs(relative), 90)),
-        "bias": float(np.median(relative)),
-    }
+    return [found]
 
 
 def _floor(terms: tuple[str, ...], link: float | None) -> Array:

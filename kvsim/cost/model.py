@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from kvsim.cost.fit import DRAWS, KEY, ClassFit, Fitted, fit, half
+from kvsim.cost.classfit import KEY, ClassFit
+from kvsim.cost.fit import DRAWS, Fitted, fit, half
 from kvsim.cost.form import UNITS, features, place
 from kvsim.cost.hardware import Gpu, named_gpu
 from kvsim.cost.residual import Grid

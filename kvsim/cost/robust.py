@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
@@ -48,6 +50,11 @@ def bootstrap(x: Array, t: Array, floor: Array, cells: npt.NDArray[np.int64], fi
         weight = np.bincount(rng.integers(0, count, count), minlength=count)[cells].astype(float)
         found.append(solve(x, t, floor, weight, fitted, rounds=6))
     return np.array(found)
+
+
+def seed_of(key: object, seed: int) -> int:
+    """A seed of the fit's own, so that its draws do not depend on the fits before it."""
+    return int.from_bytes(hashlib.sha256(f"{key} {seed}".encode()).digest()[:4], "big")
 
 
 def interval(draws: Array, fitted: Array, cells: int) -> Array:

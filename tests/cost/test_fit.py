@@ -102,6 +102,26 @@ def test_l2_is_a_region_of_its_own():
     assert one.coefficients["l2"] == pytest.approx(1e3 / 4000)
 
 
+def steps(rest, gbps, contexts=(8192, 16384, 32768)):
+    """Whole steps of a model of 32 layers, ms as papers print them; a rest of the step for each weight format."""
+    rows = [
+        samples(launch=t, gbps=gbps, shapes=[(1, c) for c in contexts], variant=v).with_columns(pl.lit("step").alias("class"))
+        for v, t in rest.items()
+    ]
+    return pl.concat(rows)
+
+
+def test_steps_share_a_bandwidth_and_have_a_rest_each():
+    found = fit(steps({"fp16": 900.0, "awq": 400.0}, 60), A100, draws=20).fits
+    assert [f.key["variant"] for f in found] == ["awq", "fp16"]
+    assert [f.coefficients["launch"] for f in found] == pytest.approx([400, 900])
+    assert [f.bandwidth_gbps() for f in found] == pytest.approx([60, 60])
+    assert [f.rows["shapes"] for f in found] == [3, 3]
+    assert found[0].held["mape"] < 1e-9
+    one = fit(steps({"fp16": 900.0}, 60), A100, draws=0)
+    assert "fewer than 4 shapes" in one.refused[0]["why"]
+
+
 # ------------------------------------------------------------------------------------------------ what is between shapes
 def test_the_grid_interpolates_and_knows_its_hull():
     places = np.array([[0, 0], [0, 4], [4, 0], [2, 2.0]])

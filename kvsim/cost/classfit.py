@@ -1,0 +1,60 @@
+"""One fit of a kernel class: what it holds, and how its errors are summed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from kvsim.cost.form import features, place
+from kvsim.cost.residual import Grid
+
+Array = npt.NDArray[np.float64]
+
+KEY = ("class", "variant", "q_heads", "kv_heads", "head_dim", "kv_bits", "page", "graph")
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """One fit: key, coefficients by term (µs; units in form.UNITS), their 95 % intervals, the measured shapes with what the form misses there.
+
+    spread: 95th percentile of |log error| on left-out shapes inside the hull, the half-width of a prediction's interval; beyond: the
+    same on shapes up to twice past the largest one. held: error on the left-out shapes."""
+
+    key: dict[str, Any]
+    coefficients: dict[str, float]
+    ci95: dict[str, tuple[float, float]]
+    grid: Grid
+    l2_bytes: int | None
+    spread: float
+    beyond: float
+    held: dict[str, float]
+    rows: dict[str, int]
+
+    def times(self, samples: pl.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """(µs, inside) of rows of this key."""
+        terms = tuple(self.coefficients)
+        formed = features(samples, terms, self.l2_bytes) @ np.array(list(self.coefficients.values()))
+        missed, inside = self.grid.at(place(samples))
+        return np.maximum(formed, 1e-3) * np.exp(missed), inside
+
+    def bandwidth_gbps(self) -> float | None:
+        """What the bytes term amounts to."""
+        per_mb = self.coefficients.get("bytes", 0.0)
+        return 1e3 / per_mb if per_mb else None
+
+
+def summary(errors: Array) -> dict[str, float]:
+    """n, MAPE, 90th percentile of the relative error, signed bias (median), of errors given as log(predicted/measured)."""
+    if not len(errors):
+        return {"n": 0}
+    relative = np.expm1(errors)
+    return {
+        "n": len(errors),
+        "mape": float(np.abs(relative).mean()),
+        "p90": float(np.percentile(np.abs(relative), 90)),
+        "bias": float(np.median(relative)),
+    }
