@@ -58,10 +58,9 @@ def seed_of(key: object, seed: int) -> int:
 
 
 def interval(draws: Array, fitted: Array, cells: int) -> Array:
-    """f64[terms, 2]: 95 % percentile intervals, stretched about the fit for few shapes.
+    """f64[terms, 2]: 95 % intervals, fit ± Student's quantile · standard deviation of the draws · sqrt(cells/(cells − terms)).
 
-    Percentiles of a bootstrap are too narrow by sqrt(cells/(cells − terms)) and use the normal's quantile for Student's."""
+    Percentiles of the draws, even stretched alike, held a launch cost in 91 % of 1 000 made-up sets of 12 shapes; this in 95 %."""
     free = max(cells - len(fitted), 1)
-    stretch = np.sqrt(cells / free) * student.ppf(0.975, free) / student.ppf(0.975, 1e9)
-    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
-    return np.stack([np.maximum(fitted - (fitted - low) * stretch, 0), fitted + (high - fitted) * stretch], axis=1)
+    half = student.ppf(0.975, free) * draws.std(axis=0) * np.sqrt(cells / free)
+    return np.stack([np.maximum(fitted - half, 0), fitted + half], axis=1)

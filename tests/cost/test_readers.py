@@ -53,6 +53,12 @@ def test_ncu_of_2025(put, geometry):
     assert about["unclassed_share"] == pytest.approx(0.9 / 9097.5)
 
 
+def test_ncu_the_second_launch_of_split_kv_reads_no_cache(put, geometry):
+    text = exports.NCU_2025.replace("splitkv_kernel", "splitkv_combine_kernel")
+    [row], _ = rows(put("details.csv", text), geometry=geometry, batch=2, context=512)
+    assert (row["class"], row["bytes"]) == ("dense_attn", None)
+
+
 def test_ncu_of_2023_has_cycles_and_a_clock(put):
     [row], _ = rows(put("old.csv", exports.NCU_2023))
     assert row["t_us"] == pytest.approx(12904 / 1.29e9 * 1e6)
@@ -173,6 +179,15 @@ def test_kineto_two_steps_are_two_rows(put):
     )
     found, _ = rows(put("two.json", trace))
     assert [(r["context"], r["t_us"]) for r in found] == [(1024, 5.0), (2048, 9.0)]
+
+
+def test_kineto_a_step_that_also_prefills_is_no_decode_step(put):
+    mixed = exports.STEP_32.replace("context_0(sq0sk0", "context_2(sq64sk64")
+    found, about = rows(
+        put("m.json", kineto(annotation(mixed, 0, 50), launch(10, 1), kernel("flash_fwd_kernel", 60, 5.0, grid=False)))
+    )
+    assert [(r["batch"], r["t_us"]) for r in found] == [(None, 5.0)]
+    assert "1 of them in no annotated decode step" in about["notes"][-1]
 
 
 @pytest.mark.parametrize("content", [b'{"traceEvents": [', b'{"traceEvents": 3}', gzip.compress(b'{"traceEvents": []}')[:-9]])
