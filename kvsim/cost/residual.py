@@ -12,6 +12,8 @@ from scipy.spatial import QhullError
 
 Array = npt.NDArray[np.float64]
 
+NEAR = 1e-6  # of log2: the digits of a model's file
+
 
 class Grid:
     """Measured places f64[cells, 2] (log2 batch, log2 size), one log-residual each; linear between them, 0 outside."""
@@ -31,12 +33,12 @@ class Grid:
         if self.plane is not None:
             found = self.plane(places)
             near = np.abs(places[:, None] - self.places[None]).sum(-1)
-            exact = near.min(1) < 1e-9  # corners of the hull fall out of it by rounding
+            exact = near.min(1) < NEAR  # corners of the hull fall out of it by rounding
             found = np.where(exact, self.residuals[near.argmin(1)], found)
             return np.nan_to_num(found), ~np.isnan(found)
         inside = np.all(
             [
-                (p >= lo - 1e-9) & (p <= hi + 1e-9)
+                (p >= lo - NEAR) & (p <= hi + NEAR)
                 for p, lo, hi in zip(places.T, self.places.min(0), self.places.max(0), strict=True)
             ],
             axis=0,

@@ -85,9 +85,9 @@ def test_no_byte_moves_faster_than_the_link():
 
 def test_few_shapes_widen_an_interval():
     draws, fitted = np.random.default_rng(0).normal(1, 0.1, (500, 1)), np.array([1.0])
-    few, many = (interval(draws, fitted, cells)[0] for cells in (4, 1000))
-    assert np.ptp(few) > 1.5 * np.ptp(many)
-    assert np.ptp(many) == pytest.approx(2 * 1.96 * 0.1, rel=0.1)
+    few, many = (np.ptp(interval(draws, fitted, cells)[0]) for cells in (4, 1000))
+    assert many == pytest.approx(2 * 1.96 * 0.1, rel=0.1)
+    assert few / many == pytest.approx(3.182 / 1.96 * np.sqrt(4 / 3), rel=0.01)
 
 
 def test_l2_is_a_region_of_its_own():
