@@ -78,7 +78,7 @@ def _one(path: Path, format: str, told: Told, card: Gpu | None) -> tuple[pl.Data
 
 def _own_gpu(samples: pl.DataFrame, found: Found) -> Gpu | None:
     """The GPU that a file names, if it is one and we know it."""
-    names = {n for n in [found.facts.get("name"), *samples["gpu"].unique()] if n}
+    names = {n for n in [found.facts.get("name"), *samples["gpu"].unique()] if isinstance(n, str) and n}
     try:
         return named_gpu(names.pop()) if len(names) == 1 else None
     except WrongUse:

@@ -13,6 +13,7 @@ Array = npt.NDArray[np.float64]
 
 ROUNDS = 12
 CUT = 4.685  # Tukey's biweight: 95 % efficient for normal residuals, and blind beyond
+TRIES = 20  # draws for each that counts
 LEAST_SPREAD = 0.01  # of log-residuals: repeats agree better than that only by rounding
 
 
@@ -42,14 +43,20 @@ def _row_weights(predicted: Array, t: Array, weight: Array) -> Array:
 
 
 def bootstrap(x: Array, t: Array, floor: Array, cells: npt.NDArray[np.int64], fitted: Array, draws: int, seed: int) -> Array:
-    """f64[draws, terms]: fits of samples in which whole shapes (`cells`, one number a row) are drawn again with replacement."""
+    """f64[draws, terms]: fits of samples in which whole shapes (`cells`, one number a row) are drawn again with replacement.
+
+    A draw whose shapes cannot tell the terms apart (one shape alone, for example) says nothing of them and is drawn again."""
     rng = np.random.default_rng(seed)
     count = int(cells.max()) + 1
-    found = []
-    for _ in range(draws):
+    relative = x / t[:, None]
+    found: list[Array] = []
+    for _ in range(TRIES * draws):
         weight = np.bincount(rng.integers(0, count, count), minlength=count)[cells].astype(float)
-        found.append(solve(x, t, floor, weight, fitted, rounds=6))
-    return np.array(found)
+        if np.linalg.matrix_rank(relative[weight > 0]) == x.shape[1]:
+            found.append(solve(x, t, floor, weight, fitted, rounds=6))
+        if len(found) == draws:
+            break
+    return np.array(found or [fitted])
 
 
 def seed_of(key: object, seed: int) -> int:

@@ -297,3 +297,26 @@ def test_a_geometry_is_checked(put):
         bad = put("g.json", json.loads(exports.GEOMETRY) | change)
         with pytest.raises(WrongUse, match=said):
             load([put("a.csv", exports.LLMSERVINGSIM)], geometry=bad)
+
+
+FAULTS = [
+    ("kern.csv", "nsys", "Name\n", "no column Total Time"),
+    ("a.csv", "llmservingsim", exports.LLMSERVINGSIM.replace("n_decode", "n"), "no column n_decode"),
+    ("p.json", "proton", "{}", "not a tree of frames"),
+    ("t.json", "kineto", "[3]", "no list of traceEvents"),
+    ("run.sqlite", "nsys-sqlite", "no database", "not a readable Nsight Systems export"),
+    ("g.csv", "aic", "a,b\n1,2\n", "not a table of AIConfigurator"),
+]
+
+
+@pytest.mark.parametrize(("name", "format", "content", "said"), FAULTS)
+def test_a_file_of_another_format_than_named_is_one_line(put, name, format, content, said):
+    with pytest.raises(BadProfile, match=said):
+        load([put(name, content)], format=format)
+
+
+def test_events_without_names_or_arguments_do_not_stop_a_trace(put):
+    bare = {"ph": "X", "cat": "kernel", "ts": 5, "dur": 2.0, "args": None}
+    found, about = rows(put("t.json", kineto(bare, kernel("flash_fwd_kernel", 10, 4.0))))
+    assert [r["t_us"] for r in found] == [4.0]
+    assert about["unclassed_share"] == pytest.approx(2 / 6)

@@ -28,12 +28,12 @@ def read(path: Path, told: Told) -> Found:
     try:
         table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
         table = table.with_columns([pl.col(c).cast(dtype) for c, dtype in COLUMNS.items()])
+        windows = table["window_size"].cast(pl.Int64) if "window_size" in table.columns else pl.Series([0] * table.height)
     except pl.exceptions.PolarsError as e:
         raise BadProfile(
             f"{told.label}: not a table of AIConfigurator ({str(e).splitlines()[0]}); expected {', '.join(COLUMNS)}"
         ) from None
     found = Found()
-    windows = table["window_size"] if "window_size" in table.columns else pl.Series([0] * table.height)
     for i, (row, window) in enumerate(zip(table.iter_rows(named=True), windows, strict=True), 1):
         if row["kv_cache_dtype"] not in BITS:
             raise BadProfile(

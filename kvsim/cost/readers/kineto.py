@@ -47,7 +47,7 @@ def read(trace: Any, told: Told) -> Found:
             if cls != "unclassed" and _finite(e.get("dur")):
                 found.rows.append(_row(cls, [e], abs(float(e["dur"])) or 1e-3, None, told) | {"status": "impossible"})
             continue
-        if found.add(str(e["name"]), float(e["dur"]), told.rules):
+        if found.add(str(e.get("name", "")), float(e["dur"]), told.rules):
             groups[_step_of(e, steps, launched), cls].append(e)
     for (step, cls), group in groups.items():
         group.sort(key=lambda e: e["ts"])
@@ -59,8 +59,8 @@ def read(trace: Any, told: Told) -> Found:
 
 def _row(cls: str, group: list[Event], t_us: float, step: Event | None, told: Told) -> dict[str, Any]:
     """The kernels of one class in one step, over all layers."""
-    names = Counter(symbol(str(e["name"])) for e in group)
-    replayed = sum("grid" not in e.get("args", {}) for e in group)
+    names = Counter(symbol(str(e.get("name", ""))) for e in group)
+    replayed = sum("grid" not in _args(e) for e in group)
     row = told.shape() | {
         "class": cls,
         "variant": min(names, key=lambda n: (-names[n], n)),
@@ -91,14 +91,14 @@ def _steps(spans: list[Event]) -> list[Event]:
     return sorted(steps, key=lambda s: (s["tokens"] is None, s["start"]))
 
 
-def _launches(spans: list[Event]) -> dict[Any, float]:
+def _launches(spans: list[Event]) -> dict[str, float]:
     """When each correlation id was launched: all kernels of a replayed graph share that of its launch."""
     host = [e for e in spans if str(e.get("cat", "")) in ("cuda_runtime", "cuda_driver", "hip_runtime")]
-    return {e["args"]["correlation"]: e["ts"] for e in host if "correlation" in e.get("args", {})}
+    return {str(_args(e)["correlation"]): e["ts"] for e in host if "correlation" in _args(e)}
 
 
-def _step_of(kernel: Event, steps: list[Event], launched: dict[Any, float]) -> int:
-    when = launched.get(kernel.get("args", {}).get("correlation"))
+def _step_of(kernel: Event, steps: list[Event], launched: dict[str, float]) -> int:
+    when = launched.get(str(_args(kernel).get("correlation")))
     return -1 if when is None else next((i for i, s in enumerate(steps) if s["start"] <= when <= s["end"]), -1)
 
 
@@ -115,16 +115,19 @@ def _facts(trace: Any) -> dict[str, Any]:
     return {to: first[name] for name, to in wanted.items() if first.get(name)}
 
 
+def _args(e: Event) -> dict[str, Any]:
+    args = e.get("args")
+    return args if isinstance(args, dict) else {}
+
+
 def _finite(x: Any) -> bool:
-    return isinstance(x, int | float) and math.isfinite(x)
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def _say(found: Found, kernels: list[Event], groups: dict[tuple[int, str], list[Event]], steps: list[Event]) -> None:
     ran = sorted((e["ts"], e["ts"] + e["dur"]) for group in groups.values() for e in group)
     total = sum(end - start for start, end in ran)
-    found.notes.append(
-        f"{len(kernels)} kernels, {sum('grid' not in e.get('args', {}) for e in kernels)} without a grid (replayed graphs)"
-    )
+    found.notes.append(f"{len(kernels)} kernels, {sum('grid' not in _args(e) for e in kernels)} without a grid (replayed graphs)")
     found.notes.append(f"classed kernels: {total:.1f} µs in sum, {union(ran):.1f} µs with overlaps counted once")
     if lost := sum(len(g) for (step, _), g in groups.items() if step < 0):
         found.notes.append(

@@ -19,7 +19,10 @@ def knows(head: str) -> bool:
 def read(text: str, told: Told) -> Found:
     """The rows that only decode: kv_decode is the tokens of each request. Raises BadProfile for a cell that is no number."""
     found = Found(notes=[] if told.geometry else ["heads are not in this table: bytes stay empty without --geometry"])
-    for i, row in enumerate(csv.DictReader(text.splitlines()), 2):
+    table = csv.DictReader(text.splitlines())
+    if missing := [c for c in COLUMNS if c not in (table.fieldnames or [])]:
+        raise BadProfile(f"{told.label}: no column {missing[0]}; expected {', '.join(COLUMNS)}")
+    for i, row in enumerate(table, 2):
         where = f"{told.label}, row {i}"
         values = {c: number(row[c], f"{where}, column {c}") for c in COLUMNS}
         if any(v is None for v in values.values()):

@@ -38,7 +38,7 @@ def read(text: str, told: Told) -> Found:
     found.left_out["line of the profiler or the program"] += sum(bool(cells) for cells in lines[:start])
     long = "Metric Name" in header
     for i, cells in enumerate(lines[start + 1 :], start + 2):
-        if not cells or not cells[0].isdigit():
+        if not cells or not cells[0].isdigit() or len(cells) <= header.index("Kernel Name"):
             units = not long and i == start + 2 and cells and not cells[0]
             found.left_out["line of the profiler or the program"] += bool(cells) and not units
             continue

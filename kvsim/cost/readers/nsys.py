@@ -31,7 +31,9 @@ def read(text: str, told: Told) -> Found:
     """The kernel summary. Raises BadProfile for a missing column, or a number or unit that does not parse."""
     found = Found()
     lines = list(csv.reader(text.splitlines()))
-    start = next(i for i, cells in enumerate(lines) if any(c.startswith("Total Time (") for c in cells))
+    start = next((i for i, cells in enumerate(lines) if any(c.startswith("Total Time (") for c in cells)), None)
+    if start is None:
+        raise BadProfile(f"{told.label}: no column Total Time; expected the report cuda_gpu_kern_sum as CSV")
     header = lines[start]
     if missing := [c for c in ("Instances", "Name") if c not in header]:
         raise BadProfile(f"{told.label}, row {start + 1}: no column {missing[0]}; expected the report cuda_gpu_kern_sum")

@@ -18,20 +18,21 @@ def knows(trace: Any) -> bool:
 
 def read(trace: Any, told: Told) -> Found:
     """One row a leaf with a time. Raises BadProfile when a node has no frame or a time that is no number."""
+    if not knows(trace):
+        raise BadProfile(f"{told.label}: not a tree of frames; expected the JSON that Triton's proton writes")
     found = Found(facts=_facts(trace[1]) if len(trace) > 1 and isinstance(trace[1], dict) else {})
     nodes = [trace[0]]
     while nodes:
         node = nodes.pop()
         try:
             name, metrics, children = str(node["frame"]["name"]), node.get("metrics", {}), node.get("children", [])
-            time, count = float(metrics.get(TIME, 0)), int(metrics.get("count", 0))
+            time, count, size = float(metrics.get(TIME, 0)), int(metrics.get("count", 0)), float(metrics.get("bytes", 0))
+            nodes += reversed(children)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise BadProfile(f"{told.label}: a node of the tree is not one of proton's ({type(e).__name__}: {e})") from None
-        nodes += reversed(children)
         if time <= 0 or not count:
             found.left_out["frame without a time"] += 1
         elif cls := found.add(name, time / 1e3, told.rules):
-            size = metrics.get("bytes")
             row = told.shape() | {"class": cls, "variant": symbol(name), "t_us": time / 1e3, "n": count, "source": told.label}
             found.rows.append(row | {"bytes": round(size) if size else None})
     return found
@@ -39,10 +40,9 @@ def read(trace: Any, told: Told) -> Found:
 
 def _facts(devices: dict[str, Any]) -> dict[str, Any]:
     """The first CUDA device: memory is clocked at both edges, over bus_width bits, memory_clock_rate in kHz."""
-    first: dict[str, Any] = next(iter(devices.get("CUDA", {}).values()), {})
-    if not {"bus_width", "memory_clock_rate"} <= set(first):
+    cuda = devices.get("CUDA")
+    first: Any = next(iter(cuda.values()), None) if isinstance(cuda, dict) else None
+    try:
+        return {"bandwidth_bytes_s": 2e3 * first["memory_clock_rate"] * first["bus_width"] / 8, "processors": first["num_sms"]}
+    except (TypeError, KeyError):  # facts are extra: without them the rows are as good
         return {}
-    return {
-        "bandwidth_bytes_s": 2 * first["memory_clock_rate"] * 1e3 * first["bus_width"] / 8,
-        "processors": first.get("num_sms"),
-    }
