@@ -9,6 +9,7 @@ import polars as pl
 
 from kvsim.cost.classfit import summary
 from kvsim.cost.fit import half
+from kvsim.cost.hardware import named_gpu
 from kvsim.cost.model import GRADES, CostModel, predict
 from kvsim.errors import BadProfile, WrongUse
 
@@ -21,9 +22,11 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
 
     Each row: n, mape, p90, bias of the calibrated predictions, as fractions; large: the same above twice L2; plain, plain_large:
     bytes/peak on the same rows; grades: how many rows have which. A model of half the shapes is checked on the
-    other half. Raises WrongUse when it has none of the samples' heads, and BadProfile, if strict, when a row is not calibrated."""
+    other half. Raises WrongUse when it is of another GPU or has none of the samples' heads;
+    if strict, BadProfile when a row is not calibrated."""
     rest = samples.filter(~half(samples)) if model.about["options"]["half"] else samples
     good = rest.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot"))
+    _refuse_another_gpu(model, good)
     _refuse_other_heads(model, good)
     told = predict(model, good)
     if strict:
@@ -46,6 +49,14 @@ def refuse_uncalibrated(told: pl.DataFrame) -> None:
             f"--strict: {rest.height} of {told.height} rows are not calibrated, the first {_heads(tuple(first[k] for k in HEADS))}, "
             f"batch {first['batch']}, context {first['context']} ({first['grade']}): measure shapes that enclose it"
         )
+
+
+def _refuse_another_gpu(model: CostModel, samples: pl.DataFrame) -> None:
+    for name in sorted(samples["gpu"].drop_nulls().unique()):
+        if model.gpu and named_gpu(name).key != model.gpu.key:
+            raise WrongUse(
+                f"the samples are of {name}, the model of {model.gpu.name}: a time does not carry over to another GPU; fit samples of it"
+            )
 
 
 def _refuse_other_heads(model: CostModel, samples: pl.DataFrame) -> None:

@@ -175,6 +175,11 @@ def test_a_model_of_other_heads_is_refused_in_one_line(model):
         check(model, samples(q_heads=28, kv_heads=4))
 
 
+def test_a_model_of_another_gpu_is_refused_in_one_line(model):
+    with pytest.raises(WrongUse, match="the samples are of NVIDIA H200, the model of NVIDIA A100 SXM4 80GB"):
+        check(model, samples(gpu="NVIDIA H200"))
+
+
 def test_strict_refuses_what_is_not_calibrated(model):
     check(model, samples(), strict=True)
     with pytest.raises(
