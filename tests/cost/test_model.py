@@ -105,6 +105,16 @@ def test_what_is_no_model_is_refused(tmp_path, text):
         read_model(tmp_path / "m.json")
 
 
+@pytest.mark.parametrize("columns", [{}, {"batch": None, "context": None}, {"batch": None}])
+def test_every_measured_shape_is_calibrated_after_the_file(tmp_path, columns):
+    """Sizes in bytes have more digits than the file, and corners of a hull are on its edge."""
+    odd = [(b, c) for b in (1, 3, 17, 251) for c in (509, 4099, 32771)]
+    rows = samples(shapes=odd, gpu=GPU).with_columns(**{c: pl.lit(v, pl.Int64) for c, v in columns.items()})
+    write_samples(rows, tmp_path / "samples.csv")
+    write_model(calibrate([tmp_path / "samples.csv"], draws=0), tmp_path / "m.json")
+    assert predict(read_model(tmp_path / "m.json"), rows)["grade"].unique().to_list() == ["calibrated"]
+
+
 # ------------------------------------------------------------------------------------------------ grades
 def test_every_prediction_has_a_grade(model):
     inside = grade(model, 5, 3000)
