@@ -2,8 +2,7 @@
 
     t = n·t0 + bytes/BW  [+ L2 region] [+ per sequence] [+ per page] [+ longest request]
 
-Source: cost study, section 3, with the longest request as a term of its own instead of inside a maximum: the form stays linear, and on the
-public tables the two fit alike."""
+Source: cost study, section 3, with the longest request as a term of its own instead of inside a maximum: the form stays linear."""
 
 from __future__ import annotations
 
