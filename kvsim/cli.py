@@ -129,7 +129,7 @@ def replay_(args: argparse.Namespace) -> int:
 def calibrate_(args: argparse.Namespace) -> None:
     from kvsim.replay.calibrate import calibrate
 
-    print(calibrate(args.trace, args.policy, args.out, layers=args.layers, requests=args.requests))
+    print(calibrate(args.trace, args.policy, args.out, layers=args.layers, requests=args.requests, target=args.target))
 
 
 def advise_(args: argparse.Namespace) -> None:
@@ -341,9 +341,12 @@ def _replay_options(p: argparse.ArgumentParser) -> None:
 
 
 def _calibrate_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("trace", metavar="TRACE", help="not the one to be replayed")
+    p.add_argument("trace", nargs="+", metavar="TRACE", help="not the one to be replayed; several for gap() alone")
     p.add_argument("-p", "--policy", required=True, metavar="POLICY", help='what it is for, for example "kvquant(bits=3)"')
     p.add_argument("-o", "--out", required=True, metavar="FILE", help="a new file")
+    p.add_argument(
+        "--target", type=float, metavar="X", help="of gap(): the mass recall below which a query is missed (default: 0.9)"
+    )
     for name in ("layers", "requests"):
         p.add_argument(f"--{name}", type=_numbers, metavar="LIST", help=f"only these {name}: 0,3 or 4-9, ends included")
 

@@ -24,7 +24,10 @@ def menu(rng, units, choices):
 def brute(cost, loss, limit):
     """The least cost of all combinations within the limit."""
     each = range(cost.shape[1])
-    sums = ((sum(c[i] for c, i in zip(cost, x)), sum(c[i] for c, i in zip(loss, x))) for x in product(each, repeat=len(cost)))
+    sums = (
+        (sum(c[i] for c, i in zip(cost, x, strict=True)), sum(c[i] for c, i in zip(loss, x, strict=True)))
+        for x in product(each, repeat=len(cost))
+    )
     return min((c for c, lost in sums if lost <= limit), default=None)
 
 
