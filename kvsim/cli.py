@@ -102,7 +102,7 @@ def trace_check(args: argparse.Namespace) -> int:
 def trace_synth(args: argparse.Namespace) -> None:
     from kvsim.synth.generate import synthesize
 
-    given = {k: v for k, v in vars(args).items() if k in (*SYNTH, "dtype") and v is not None}
+    given = {k: v for k, v in vars(args).items() if k in (*SYNTH, "dtype", "workload") and v is not None}
     print(synthesize(args.trace, **given).path)
 
 
@@ -316,6 +316,9 @@ def _synth_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("trace", metavar="TRACE", help="a new folder")
     for name, what in SYNTH.items():
         p.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int, metavar="N", help=what)
+    p.add_argument(
+        "--workload", metavar="NAME", help="who looks at the needles, and when: needle (default), anchors, drift, reversal, ..."
+    )
     p.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of keys, values and queries")
 
 
