@@ -1,8 +1,8 @@
 """One choice per unit, so that all losses together stay within a limit at least cost: a Lagrange price, then single changes.
 
-A price turns a loss into bytes; at every price each unit's best choice is its own affair, and what the price cannot settle (units
-that change at the same price, choices off the convex hull) is settled by trying single changes. Nothing asks that losses fall as costs
-rise: a choice that another beats in both is never taken. Everett, Generalized Lagrange multiplier method, 1963."""
+A price turns a loss into bytes; at every price each unit's best choice is its own affair, and what the price cannot settle (units that
+change at the same price, choices off the convex hull) is taken back where it can be, one change at a time. Nothing asks that losses fall as
+costs rise: a choice that another beats in both is never taken. Everett, Generalized Lagrange multiplier method, 1963."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def allocate(cost: Floats, loss: Floats, limit: float) -> Allocation | None:
     Never dearer than the best choice that is the same for every unit; above `bound` by less than the largest single change."""
     if np.where(np.isfinite(cost), loss, np.inf).min(1).sum() > _room(limit):
         return None
-    low, high = _prices(cost, loss, limit)
-    choice = _filled(cost, loss, limit, _at(cost, loss, low), _at(cost, loss, high))
+    choice = _at(cost, loss, _prices(cost, loss, limit)[1])
     while (better := _changed(cost, loss, limit, choice)) is not None:
         choice = better
     same = uniform(cost, loss, limit)
@@ -76,27 +75,14 @@ def _at(cost: Floats, loss: Floats, price: float) -> Ints:
     return np.where(total <= best, cost, np.inf).argmin(1)
 
 
-def _filled(cost: Floats, loss: Floats, limit: float, cheap: Ints, dear: Ints) -> Ints:
-    """From the cheap choices to the dear ones, unit by unit, until the limit is kept; then the last change is made as cheaply as can be."""
-    every = np.arange(len(cost))
-    gain = loss[every, cheap] - loss[every, dear]
-    left = _sum(loss, cheap) - np.cumsum(gain)
-    if _sum(loss, cheap) <= _room(limit):
-        return cheap
-    many = int((left <= _room(limit)).argmax()) if (left <= _room(limit)).any() else len(cost)
-    choice = np.where(every < many, dear, cheap)
-    return dear if (last := _changed(cost, loss, limit, choice)) is None else last
-
-
 def _changed(cost: Floats, loss: Floats, limit: float, choice: Ints) -> Ints | None:
-    """The cheapest of all single changes that keep within the limit; None when the choice already does and none is cheaper."""
+    """The single change that saves most and keeps within the limit; None when none saves."""
     every = np.arange(len(cost))
     more = cost - cost[every, choice][:, None]
     after = _sum(loss, choice) + loss - loss[every, choice][:, None]
     more = np.where(after <= _room(limit), more, np.inf)
     unit, to = np.unravel_index(int(more.argmin()), more.shape)
-    kept = _sum(loss, choice) <= _room(limit)
-    if not np.isfinite(more[unit, to]) or (kept and more[unit, to] >= -1e-9 * max(1.0, _sum(cost, choice))):
+    if more[unit, to] >= -1e-9 * max(1.0, _sum(cost, choice)):
         return None
     out = choice.copy()
     out[unit] = to

@@ -92,3 +92,12 @@ def test_the_bound_falls_as_more_may_be_lost():
     bounds = [bound(cost, loss, least + x) for x in range(0, 20, 2)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[-1]
+
+
+def test_where_single_changes_stop_short_the_same_choice_for_all_is_taken():
+    cost = np.array([[3.0, 6.0, 12.0], [2.0, 3.0, 9.0], [1.0, 6.0, 8.0]])
+    loss = np.array([[7.0, 0.0, 0.0], [10.0, 8.0, 3.0], [8.0, 4.0, 3.0]])
+    found = allocate(cost, loss, 13.5)
+    assert found is not None
+    assert found.choice.tolist() == [1, 1, 1]
+    assert found.cost == cost[:, uniform(cost, loss, 13.5)].sum() == 15

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy.special import expit
 
 from kvsim import cli
 from kvsim.codecs.calibration import load, save
-from kvsim.engine.difficulty import fit
+from kvsim.engine.difficulty import coverage, fit
 from kvsim.engine.stop import features, foretold
 from kvsim.errors import WrongUse
 from kvsim.kernels.dense import LOG2E
+from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import canonical, parse
 from kvsim.replay.calibrate import calibrate
 from kvsim.replay.difficulty import foretell, levels_of
+from kvsim.replay.lanes import source_of
 from kvsim.replay.run import replay
 from kvsim.synth.generate import synthesize
+from kvsim.trace.open import open_trace
 from tests.engine.test_stop import scenes, told
 
 POLICY = "quest(read=gap(min=0, floor=pages(2), cap=pages(8)))"
@@ -173,3 +177,17 @@ def test_refused(traces, file, tmp_path):
 def test_a_layer_that_the_file_does_not_cover_is_refused(file, tmp_path):
     with pytest.raises(WrongUse, match="nothing for layer 1, it covers the layers"):
         replay(synthesize(tmp_path / "t", layers=2, seed=5), using(file), tmp_path / "run")
+
+
+def test_coverage_is_the_mass_recall_of_that_budget(traces, tmp_path):
+    """The naive way: replay each level as a fixed budget."""
+    levels = [2, 4, 8]
+    run = replay(traces[1], [f"quest(read=pages({n}))" for n in levels], tmp_path / "run", requests=[0], workers=1)
+    trace = open_trace(traces[1].path)
+    layer = trace.captured_layers[0]
+    source = source_of(trace.lane(trace.requests[0], layer))
+    for head in range(layer.kv_heads):
+        _, covered = coverage(source, for_layer(parse("quest(read=pages(1))"), layer).part("read"), head, levels)
+        for i, policy in enumerate(run.info["policies"]):
+            rows = run.heads.filter(policy=policy["id"]).filter(pl.col("q_head") // layer.group == head).sort("step", "q_head")
+            assert np.allclose(covered[:, i], rows["mass_recall"], atol=1e-5)
