@@ -29,12 +29,15 @@ def compared(runs: Sequence[RunTables]) -> Iterator[tuple[str, Dynamic]]:
 
 
 def told(rule: str, x: Dynamic) -> str:
-    sure = "no interval: fewer than 8 contexts" if x.interval is None else f"[{x.interval[0]:+.3f}, {x.interval[1]:+.3f}]"
-    deep = "" if x.p99_interval is None else f" [{x.p99_interval[0]:.1f}, {x.p99_interval[1]:.1f}]"
     return (
-        f"{rule}: {x.contexts} contexts, {x.pages:.2f} pages, P99 {x.pages_p99:.1f}{deep}; recall p5 {x.recall_p5:.3f},"
-        f" fixed {x.fixed_p5:.3f}, gain {x.gain:+.3f} {sure}; ±0.03 needs {x.needed} contexts"
+        f"{rule}: {x.contexts} contexts, {x.pages:.2f} pages, P99 {x.pages_p99:.1f}{_sure(x.p99_interval, '.1f')};"
+        f" recall p5 {x.recall_p5:.3f}, fixed {x.fixed_p5:.3f}, gain {x.gain:+.3f}{_sure(x.interval, '+.3f')},"
+        f" by head {x.gain_by_head:+.3f}{_sure(x.by_head_interval, '+.3f')}; ±0.03 needs {x.needed} contexts"
     )
+
+
+def _sure(interval: tuple[float, float] | None, form: str) -> str:
+    return " (no interval: fewer than 8 contexts)" if interval is None else f" [{interval[0]:{form}}, {interval[1]:{form}}]"
 
 
 def reliability(found: pl.DataFrame) -> pl.DataFrame:

@@ -13,6 +13,7 @@ from kvsim.metrics.interval import DRAWS, FEWEST
 from kvsim.metrics.run import RunTables
 
 Floats = NDArray[np.float64]
+Interval = tuple[float, float]
 
 WITHIN = 0.03  # half the width of an interval that is asked for
 
@@ -22,7 +23,9 @@ class Dynamic:
     """Means over contexts of what each one has over its layers, query heads and steps.
 
     recall_p5: 5th percentile of mass_recall; fixed_p5: of fixed depths, linear between them, at the context's own mean pages; gain: their
-    difference. Intervals are 95 % bootstraps over contexts, None for fewer than 8; needed: contexts for gain within 0.03, None for one."""
+    difference. gain_by_head: the same difference taken in every (layer, query head) at its own mean pages, then averaged: what is left when
+    fixed depths may differ by head. Intervals are 95 % bootstraps over contexts, None for fewer than 8; needed: contexts for gain within
+    0.03, None for one."""
 
     contexts: int
     pages: float
@@ -30,47 +33,58 @@ class Dynamic:
     recall_p5: float
     fixed_p5: float
     gain: float
-    interval: tuple[float, float] | None
-    p99_interval: tuple[float, float] | None
+    gain_by_head: float
+    interval: Interval | None
+    by_head_interval: Interval | None
+    p99_interval: Interval | None
     needed: int | None
 
 
 def against_fixed(runs: Sequence[RunTables], dynamic: str, fixed: Mapping[int, str]) -> Dynamic:
     """dynamic: the id of a policy; fixed: pages -> ids. Raises KeyError when a run has not got one of them."""
-    rows = np.array([row for run in runs for row in _contexts(run, dynamic, fixed)])
-    mean, p99, p5, same = rows.T
-    gain = p5 - same
-    sure = len(rows) >= FEWEST
+    whole, by_head = (
+        pl.concat([_compared(run, dynamic, fixed, by) for run in runs]) for by in (["request"], ["request", "layer", "q_head"])
+    )
+    own = by_head.group_by("context", maintain_order=True).agg(pl.col("gain").mean())["gain"].to_numpy()
+    gain, p99 = whole["gain"].to_numpy(), whole["p99"].to_numpy()
+    sure = len(gain) >= FEWEST
     return Dynamic(
-        len(rows),
-        *(float(x.mean()) for x in (mean, p99, p5, same, gain)),
-        _interval(gain) if sure else None,
-        _interval(p99) if sure else None,
-        int(np.ceil((1.96 * gain.std(ddof=1) / WITHIN) ** 2)) if len(rows) > 1 else None,
+        contexts=len(gain),
+        pages=float(whole["mean"].to_numpy().mean()),
+        pages_p99=float(p99.mean()),
+        recall_p5=float(whole["p5"].to_numpy().mean()),
+        fixed_p5=float((whole["p5"] - whole["gain"]).to_numpy().mean()),
+        gain=float(gain.mean()),
+        gain_by_head=float(own.mean()),
+        interval=_interval(gain) if sure else None,
+        by_head_interval=_interval(own) if sure else None,
+        p99_interval=_interval(p99) if sure else None,
+        needed=int(np.ceil((1.96 * gain.std(ddof=1) / WITHIN) ** 2)) if len(gain) > 1 else None,
     )
 
 
-def _contexts(run: RunTables, dynamic: str, fixed: Mapping[int, str]) -> list[tuple[float, ...]]:
+def _compared(run: RunTables, dynamic: str, fixed: Mapping[int, str], by: list[str]) -> pl.DataFrame:
+    """context, mean, p99, p5, gain of every part of the run: contexts, or heads of contexts."""
     found = (
-        run.heads.group_by("request", "policy")
+        run.heads.group_by(*by, "policy")
         .agg(
             mean=pl.col("read_pages").mean(),
             p99=pl.col("read_pages").cast(pl.Float64).quantile(0.99, "linear"),
             p5=pl.col("mass_recall").cast(pl.Float64).quantile(0.05, "linear"),
         )
+        .sort(*by)
         .collect()
     )
-    told = {(r["request"], r["policy"]): r for r in found.iter_rows(named=True)}
-    out = []
-    for request in sorted(found["request"].unique()):
-        mine = told[request, dynamic]
-        steps = sorted((told[request, name]["mean"], told[request, name]["p5"]) for name in fixed.values())
+    rows = []
+    for at, part in found.group_by(by, maintain_order=True):
+        told = {r["policy"]: r for r in part.iter_rows(named=True)}
+        mine, steps = told[dynamic], sorted((told[name]["mean"], told[name]["p5"]) for name in fixed.values())
         same = np.interp(mine["mean"], [x for x, _ in steps], [y for _, y in steps])
-        out.append((mine["mean"], mine["p99"], mine["p5"], float(same)))
-    return out
+        rows.append((f"{run.path}/{at[0]}", mine["mean"], mine["p99"], mine["p5"], mine["p5"] - float(same)))
+    return pl.DataFrame(rows, ["context", "mean", "p99", "p5", "gain"], orient="row")
 
 
-def _interval(x: Floats) -> tuple[float, float]:
+def _interval(x: Floats) -> Interval:
     picks = np.random.default_rng(0).integers(0, len(x), (DRAWS, len(x)))
     low, high = np.percentile(x[picks].mean(1), [2.5, 97.5])
     return float(low), float(high)

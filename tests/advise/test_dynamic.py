@@ -14,10 +14,13 @@ from kvsim.advise.dynamic import against_fixed
 @dataclass
 class Rows:
     heads: pl.LazyFrame
+    path: str = "run"
 
 
-def rows(request, policy, pages, recall):
-    return pl.DataFrame({"request": request, "policy": policy, "read_pages": pages, "mass_recall": recall})
+def rows(request, policy, pages, recall, layer=0):
+    return pl.DataFrame(
+        {"layer": layer, "q_head": 0, "request": request, "policy": policy, "read_pages": pages, "mass_recall": recall}
+    )
 
 
 def run(contexts, gain=lambda i: 0.1):
@@ -59,3 +62,15 @@ def test_the_context_is_the_unit_whatever_run_it_is_in():
 def test_too_few_contexts_have_no_interval():
     assert against_fixed([run(7)], "own", FIXED).interval is None
     assert against_fixed([run(1)], "own", FIXED).needed is None
+
+
+def test_what_heads_differ_in_is_no_gain_by_head():
+    """A depth that differs by layer alone, deep where it helps: all of its gain over one fixed depth is the layers'."""
+    parts = []
+    for layer, (low, high) in enumerate(((0.9, 0.9), (0.1, 0.7))):
+        own = (2, low) if layer == 0 else (4, high)
+        for policy, pages, recall in (("two", 2, low), ("four", 4, high), ("own", *own)):
+            parts.append(rows(0, policy, [pages] * 20, [recall] * 20, layer))
+    got = against_fixed([Rows(pl.concat(parts).lazy())], "own", FIXED)
+    assert got.gain > 0.2
+    assert got.gain_by_head == pytest.approx(0)
