@@ -114,31 +114,41 @@ def same_units(every: Sequence[Menu]) -> list[Menu]:
 
 def _menu(run: RunTables, name: str, policy: str, oracles: Sequence[str], request: int, goal: Target) -> Menu:
     mine = pl.col("request") == request
-    group = {x["layer"]: x["q_heads"] // x["kv_heads"] for x in run.about["layers"]}
+    group = {x["layer"]: x["q_heads"] // x["kv_heads"] for x in run.about["layers"] if x["kv_heads"]}
     unit = pl.col("q_head") // pl.col("layer").replace_strict(group, return_dtype=pl.Int16)
-    heads = run.heads.filter(mine, pl.col("policy") == policy).with_columns(kv_head=unit).collect()
-    curves = run.tables["curves"].filter(mine, pl.col("policy") == policy, pl.col("role") == ALL_STEPS)
-    grown = curves.with_columns(kv_head=unit).sort("layer", "q_head", "pages").collect()
-    ledger = run.ledger.filter(mine, pl.col("policy") == policy).collect().join(run.layers.collect(), on="layer")
-    weights = heads.group_by("layer", "q_head").agg(_weight(goal).mean().alias("weight"), _whole(goal).mean().alias("whole"))
-    costs = ledger.group_by("layer", "kv_head").agg(
-        scan=pl.col("index_bytes").filter(pl.col("index_bytes") > 0).mean().fill_null(0),
-        dense=(pl.col("visible_tokens").cast(pl.Int64) * pl.col("row_bytes")).mean(),
+    here = mine & (pl.col("policy") == policy)
+    prices = _prices(run.ledger.filter(here), run.layers)
+    weights = (
+        run.heads.filter(here).group_by("layer", "q_head").agg(weight=_weight(goal).mean(), whole=_whole(goal).mean()).collect()
     )
-    units = tuple(sorted(costs.select("layer", "kv_head").iter_rows()))
-    priced = {(r["layer"], r["kv_head"]): (r["scan"], r["dense"]) for r in costs.iter_rows(named=True)}
-    heavy = {(r["layer"], r["q_head"]): (r["weight"] or 0.0, r["whole"] or 0.0) for r in weights.iter_rows(named=True)}
-    pages = int(grown.group_by("layer", "q_head").len()["len"].max() or 0)  # type: ignore[arg-type]  # a count
-    cost, loss = np.zeros((len(units), pages + 1)), np.zeros((len(units), pages + 1))
-    for (layer, head), its in grown.group_by("layer", "kv_head", maintain_order=True):
-        row, (scan, dense) = units.index((layer, head)), priced[layer, head]
-        for (q_head,), one in its.group_by("q_head", maintain_order=True):
-            w, whole = heavy[layer, q_head]
-            lost = _lost(one, goal)
-            cost[row] = _to(one["read_bytes_mean"].to_numpy() + scan, dense, pages)
-            loss[row] += w * _to(lost, whole, pages)
-    steps = _by_step(run, mine, oracles, unit, goal, dict(priced)) if oracles else None
+    heavy = {
+        (layer, head): (w, whole) for layer, head, w, whole in weights.select("layer", "q_head", "weight", "whole").iter_rows()
+    }
+    curves = run.tables["curves"].filter(here, pl.col("role") == ALL_STEPS).with_columns(kv_head=unit)
+    every = curves.sort("layer", "q_head", "pages").collect().partition_by("layer", "kv_head", "q_head", maintain_order=True)
+    units, pages = tuple(sorted(prices)), max(len(one) for one in every)
+    cost, loss = np.zeros((2, len(units), pages + 1))
+    for one in every:
+        layer, head, q_head = one.select("layer", "kv_head", "q_head").row(0)
+        row, (scan, dense), (w, whole) = units.index((layer, head)), prices[layer, head], heavy[layer, q_head]
+        cost[row] = _to(one["read_bytes_mean"].to_numpy() + scan, dense, pages)
+        loss[row] += w * _to(_lost(one, goal), whole, pages)
+    steps = _by_step(run, mine, oracles, unit, goal) if oracles else None
     return Menu(name, units, cost, loss, sum(w for w, _ in heavy.values()), steps)
+
+
+def _prices(ledger: pl.LazyFrame, layers: pl.LazyFrame) -> dict[Unit, tuple[float, float]]:
+    """Bytes a step of every unit: a scan of its summaries, and everything that is visible."""
+    costs = (
+        ledger.join(layers, on="layer")
+        .group_by("layer", "kv_head")
+        .agg(
+            scan=pl.col("index_bytes").filter(pl.col("index_bytes") > 0).mean().fill_null(0),
+            dense=(pl.col("visible_tokens").cast(pl.Int64) * pl.col("row_bytes")).mean(),
+        )
+        .collect()
+    )
+    return {(layer, head): (scan, dense) for layer, head, scan, dense in costs.iter_rows()}
 
 
 def _to(x: Floats, last: float, pages: int) -> Floats:
@@ -179,9 +189,7 @@ def _row_loss(goal: Target) -> pl.Expr:
     return told[goal.measure].fill_null(0.0)
 
 
-def _by_step(
-    run: RunTables, mine: pl.Expr, oracles: Sequence[str], unit: pl.Expr, goal: Target, priced: dict[Unit, tuple[float, float]]
-) -> tuple[Floats, Floats]:
+def _by_step(run: RunTables, mine: pl.Expr, oracles: Sequence[str], unit: pl.Expr, goal: Target) -> tuple[Floats, Floats]:
     """cost, loss f64[U * steps, B + 1] of an oracle at the B budgets that were replayed, and of everything; steps are averaged, so a
     row counts 1 / steps."""
     at = ["layer", "kv_head", "step"]
