@@ -138,7 +138,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and its continuation. roles i8[total]: 0 context, 1 question, 2 forced answer, 3 free answer."""
+    """One prompt and its continuation. roles i8[total]: 0 context, 1 question, 2 forced answer, 3 free answer; digest: the first 12 digits of
+    the sha256 of the prompt's token ids, by which a context is known again in another capture."""
 
     id: int
     prompt: int
@@ -146,6 +147,7 @@ class Request:
     mode: str
     roles: NDArray[np.int8]
     spans: tuple[Span, ...] = field(default=())
+    digest: str = ""
 
     @property
     def evidence(self) -> tuple[Span, ...]:

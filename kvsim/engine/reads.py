@@ -13,14 +13,14 @@ from kvsim.engine import select
 from kvsim.engine.bank import Record
 from kvsim.engine.pages import Pages, Versions, pages_of, versions
 from kvsim.engine.source import Source
-from kvsim.engine.stop import Depths, Truth, depths, ordered
+from kvsim.engine.stop import Depths, Ordered, Truth, depths, foretold, ordered
 from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Read, View
-from kvsim.policies.rules import Rule
+from kvsim.policies.rules import Rule, gap
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -98,7 +98,7 @@ class Reader:
         rounds, order, certified, sent = np.ones((len(t), group), np.int64), None, None, np.zeros(len(t), np.int64)
         age: Ints | None = None
         if isinstance(read.read, Rule):
-            chosen, depth = self._by_rule(read.read, score, pages, rows, forced, visible, truth)
+            chosen, depth = self._by_rule(read.read, score, pages, rows, forced, t, visible, truth)
             rounds, certified, scanned = depth.rounds, depth.certified, exists.sum(1)
         else:
             k = self.to_pages(read.read, visible)
@@ -133,17 +133,29 @@ class Reader:
         pages: Pages,
         rows: Ints,
         forced: Mask,
+        t: Ints,
         visible: Ints,
         truth: Truth,
     ) -> tuple[Mask, Depths]:
         src, size = self.source, self.read.page
         told = ordered(src, pages, score, rows, forced)
-        ends = [allocate.rule_pages(rule, size, int(n), src.request, src.layer) for n in visible]
-        floor, cap = (np.array(x)[:, None] for x in zip(*ends, strict=True))
-        depth = depths(rule, told, cap, floor, truth)
+        if isinstance(rule, gap) and rule.file is not None:
+            weights = rule.weights(src.layer.id, self.head)
+            depth = foretold(told, np.array(rule.levels), t - src.request.prompt, weights, rule.risk)
+        else:
+            ends = [allocate.rule_pages(rule, size, int(n), src.request, src.layer) for n in visible]
+            floor, cap = (np.array(x)[:, None] for x in zip(*ends, strict=True))
+            depth = depths(rule, told, cap, floor, truth)
         chosen = np.zeros(score.shape, bool)
         np.put_along_axis(chosen, told.order.astype(np.int64), np.arange(score.shape[-1]) < depth.pages[..., None], -1)
         return np.repeat(chosen.any(1, keepdims=True), score.shape[1], 1) if self.read.heads == "share" else chosen, depth
+
+    def ordered(self, t: Ints, pos: Ints, flags: NDArray[np.uint8], q: NDArray[np.float64], truth: Truth) -> Ordered:
+        """The pages in the order that a rule would open them."""
+        pages = pages_of(pos, self.read.page)
+        rows = pages.rows(flags)
+        forced = select.forced_pages(self.read.forced, pages.id, self.read.page, t) & (rows > 0)
+        return ordered(self.source, pages, self.score(t, pages, rows > 0, pos, flags, q, truth), rows, forced)
 
     def _due(self, steps: Ints) -> Mask:
         due = np.zeros(len(steps), bool)

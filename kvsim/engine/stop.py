@@ -70,7 +70,7 @@ class Depths:
 
 
 def depths(rule: Rule, pages: Ordered, cap: Ints, floor: Ints, truth: Truth) -> Depths:
-    """cap, floor i64[N, 1] in pages."""
+    """cap, floor i64[N, 1] in pages; not for a gap() with a file, which `foretold` applies."""
     if isinstance(rule, top_p):
         return _plain(np.maximum(np.minimum(_top_p(rule, pages), cap), pages.forced), pages)
     if isinstance(rule, gap):
@@ -138,5 +138,36 @@ def _gap(rule: gap, pages: Ordered, cap: Ints, floor: Ints) -> Ints:
     fall[..., :-1] = (plain[..., :-1] - plain[..., 1:]) / LOG2E
     fall = np.where(k >= pages.many[..., None], np.inf, fall)
     lowest = np.maximum(floor, pages.forced + 1)[..., None]
-    good = (fall >= rule.min) & (k >= lowest) & (k <= cap[..., None])
+    good = (fall >= (rule.min or 0.0)) & (k >= lowest) & (k <= cap[..., None])
     return np.where(good.any(-1), good.argmax(-1) + 1, np.broadcast_to(cap, good.shape[:2]))
+
+
+# ------------------------------------------------------------------------------------------------ a calibrated gap
+STEEP = 50.0  # scaled logits: a fall beyond this says no more
+
+
+def features(pages: Ordered, levels: Ints, age: Ints) -> tuple[Floats, Ints]:
+    """f64[N, G, L, F] in the order of FEATURES, and the pages i64[N, G, L] that each level opens: at least one that is not forced.
+
+    gap: the fall of the score after them, in scaled logits (0 where nothing is left); top1 and entropy: ln of the largest share and the
+    entropy of the estimated mass, the softmax over pages of score + ln(rows); age: ln(1 + steps since the prompt), age i64[N]."""
+    n, group, most = pages.order.shape
+    k = np.broadcast_to(np.minimum(np.maximum(levels, pages.forced + 1), pages.many)[:, None], (n, group, len(levels)))
+    here, after = (np.take_along_axis(pages.plain, np.minimum(k + i, most - 1), -1) for i in (-1, 0))
+    left = k < pages.many[..., None]
+    fall = np.where(left, np.where(left, here - np.where(left, after, 0), 0) / LOG2E, 0).clip(0, STEEP)
+    bound = np.where(pages.beyond, -np.inf, pages.bound)
+    w = np.where(pages.beyond, 0, pages.rows * np.exp2(bound - bound.max(-1, keepdims=True)))
+    w /= w.sum(-1, keepdims=True)
+    top1, entropy = np.log(w.max(-1)), -(w * np.log(np.where(w > 0, w, 1))).sum(-1)
+    rest = np.stack([top1, entropy, np.broadcast_to(np.log1p(age)[:, None], (n, group))], -1)
+    return np.concatenate([fall[..., None], np.broadcast_to(rest[:, :, None], (n, group, len(levels), 3))], -1), k
+
+
+def foretold(pages: Ordered, levels: Ints, age: Ints, weights: Floats, risk: float) -> Depths:
+    """The first level whose risk, a logistic of its features, is at most `risk`, else the last; weights f64[L, F + 1]."""
+    x, k = features(pages, levels, age)
+    z = (x * weights[:, :-1]).sum(-1) + weights[:, -1]
+    sure = (z <= np.log(risk / (1 - risk))) | (k >= pages.many[..., None])
+    at = np.where(sure.any(-1), sure.argmax(-1), len(levels) - 1)
+    return _plain(np.take_along_axis(k, at[..., None], -1)[..., 0], pages)

@@ -5,11 +5,18 @@ that certifies, an upper bound of the page's true logits."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import ClassVar
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.codecs.calibration import MAKE, Calibration, load
+from kvsim.errors import WrongUse
 from kvsim.policies.parameters import Checked, expect, written
 from kvsim.units import Budget
+
+FEATURES = ("gap", "top1", "entropy", "age")  # of a query's page scores, as engine.stop.features has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +69,64 @@ class top_p(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class gap(Rule):
-    """The smallest budget from `floor` to `cap` after which the score falls by at least `min` (scaled logits), else `cap`."""
+    """The smallest budget from `floor` to `cap` after which the score falls by at least `min` (scaled logits), else `cap`.
 
-    min: float
-    floor: Budget
-    cap: Budget
+    file: instead of these, the first of the file's levels at which its regression puts the probability of covering too little at `risk`
+    or less, else the last level; made by kvsim calibrate from other contexts than it is replayed on."""
+
+    min: float | None = field(default=None, repr=False)
+    floor: Budget | None = field(default=None, repr=False)
+    cap: Budget | None = field(default=None, repr=False)
+    file: str | None = field(default=None, repr=False)  # FILE, shown as FILE@ and the first digits of its sha256
+    risk: float = field(default=0.1, repr=False)
 
     def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("min", "floor", "cap")}
+        if self.file is not None:
+            for name, value in given.items():
+                expect(self, name, value is None, "none beside file=, which has levels of its own")
+            expect(self, "risk", 0 < self.risk < 1, "a probability, above 0 and below 1")
+            file = self.calibration
+            object.__setattr__(self, "file", f"{file.path}@{file.digest}")
+            return
+        for name, value in given.items():
+            if value is None:
+                raise WrongUse(f"gap: {name}= is missing; give min=, floor= and cap=, or file=")
+        assert self.min is not None
+        expect(self, "risk", self.risk == 0.1, "none without file=")
         expect(self, "min", self.min >= 0, "a fall in scaled logits, 0 or more")
-        (floor, *of), (cap, *over) = astuple(self.floor), astuple(self.cap)
+        (floor, *of), (cap, *over) = astuple(self.floor), astuple(self.cap)  # type: ignore[arg-type]  # budgets, as was just seen
         comparable = type(self.floor) is type(self.cap) and of == over
         expect(self, "floor", not comparable or floor <= cap, f"at most cap={written(self.cap)}")
+
+    @property
+    def calibration(self) -> Calibration:
+        assert self.file is not None
+        file = load(self.file)
+        if file.about.get("kind") != "gap":
+            raise WrongUse(f"calibration {file.path} was made for {file.about.get('kind')}, and this is gap(); {MAKE}")
+        return file
+
+    @property
+    def levels(self) -> list[int]:
+        """The file's budgets, in pages."""
+        return [int(n) for n in self.calibration.about["options"]["levels"]]
+
+    def weights(self, layer: int, head: int) -> NDArray[np.float64]:
+        """f64[levels, features + 1] of a kv head. Raises WrongUse for one that the file does not cover."""
+        return self.calibration.array(f"{layer}.gap", layer, head)
+
+    def fits(self, page: int, index: object) -> str | None:
+        """What the file was made for, where that is something else than these pages and this index."""
+        options = self.calibration.about["options"]
+        mine = ranking(page, index)
+        theirs = {name: options.get(name) for name in mine}
+        return None if theirs == mine else ", ".join(f"{name}={x}" for name, x in theirs.items())
+
+
+def ranking(page: int, index: Any) -> dict[str, Any]:
+    """What the scores of pages depend on, in a calibration file; the dtype of summaries apart, which is the billed one."""
+    return {"page": page, "index": written(replace(index, dtype="kv") if hasattr(index, "dtype") else index)}
 
 
 RULES: dict[str, type[Rule]] = {"exact": exact, "mass": mass, "top_p": top_p, "gap": gap}

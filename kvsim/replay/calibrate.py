@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import K_PRE, Layer, Request
 from kvsim.policies.language import parse
 from kvsim.policies.protocol import save_calibration
+from kvsim.policies.read.quest import quest
+from kvsim.policies.rules import gap
+from kvsim.replay import difficulty
 from kvsim.replay.asked import chosen
 from kvsim.trace.bits import widen
 from kvsim.trace.open import Trace, open_trace
@@ -22,20 +25,38 @@ Floats = NDArray[np.float64]
 
 
 def calibrate(
-    trace: Trace | str | Path,
+    trace: Trace | str | Path | Sequence[Trace | str | Path],
     policy: str,
     out: str | Path,
     *,
     layers: Iterable[int] | None = None,
     requests: Iterable[int] | None = None,
+    target: float | None = None,
 ) -> Path:
-    """Writes the calibration file `out` for a policy such as "kvquant(bits=3)", from all rows of the layers and requests named.
+    """Writes the calibration file `out` for a policy such as "kvquant(bits=3)", from all rows of the layers and requests named, or for
+    "quest(read=gap(min=0, floor=pages(2), cap=pages(32)))" and a target coverage, from several traces if need be.
 
     Raises WrongUse for a policy that needs none, a trace without what it is made from, and a file that exists."""
-    opened, target = trace if isinstance(trace, Trace) else open_trace(trace), Path(out)
-    if target.exists():
-        raise WrongUse(f"{target}: exists already, and a calibration is never overwritten; choose another -o, or remove it")
-    store = parse(policy).part("store")
+    many = [trace] if isinstance(trace, (Trace, str, Path)) else list(trace)
+    traces, path = [x if isinstance(x, Trace) else open_trace(x) for x in many], Path(out)
+    if path.exists():
+        raise WrongUse(f"{path}: exists already, and a calibration is never overwritten; choose another -o, or remove it")
+    chain = parse(policy)
+    read = chain.part("read")
+    if isinstance(read.read, gap) and isinstance(read, quest):
+        save_calibration(path, *difficulty.learned(traces, chain, target, layers, requests))
+        return path
+    if target is not None:
+        raise WrongUse(f"{policy}: a target coverage is for gap() alone; leave --target out")
+    if len(traces) != 1:
+        raise WrongUse(f"{policy}: {len(traces)} traces; expected one, several are for gap() alone")
+    save_calibration(path, *_codec_of(traces[0], policy, chain.part("store"), layers, requests))
+    return path
+
+
+def _codec_of(
+    opened: Trace, policy: str, store: Any, layers: Iterable[int] | None, requests: Iterable[int] | None
+) -> tuple[dict[str, Any], dict[str, Floats]]:
     if not hasattr(store, "calibrate"):
         raise WrongUse(f"{policy}: nothing in it is calibrated; one that is: kvquant(bits=3)")
     mine = chosen("layers", layers, [x.id for x in opened.captured_layers], opened)
@@ -53,8 +74,7 @@ def calibrate(
         "layers": mine,
         "requests": whose,
     }
-    save_calibration(target, about, arrays)
-    return target
+    return about, arrays
 
 
 def _rows(trace: Trace, request: Request, layer: Layer, name: str) -> tuple[Floats, Floats]:

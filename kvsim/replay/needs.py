@@ -22,7 +22,7 @@ from kvsim.geometry import (
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
-from kvsim.policies.rules import Rule
+from kvsim.policies.rules import Rule, gap
 from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
 from kvsim.trace.open import Supply, Trace
@@ -40,7 +40,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
                 )
             for entry in asked.entries:
                 for job in jobs_of(entry.policy, layer):
-                    _foreign(trace, job.chain)
+                    _foreign(trace, r, layer, job.chain)
                     chain = _in_layer(job.chain, layer)
                     for problem in lacking(chain, asked, r, layer, supply):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
@@ -51,7 +51,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
 def _check_rule(chain: Chain, r: Request, layer: Layer, supply: Supply) -> None:
     """Floor and cap of a stopping rule at the first and at the last step captured, between which all budgets lie. Raises WrongUse."""
     read = chain.part("read")
-    if isinstance(read.read, Rule):
+    if isinstance(read.read, Rule) and getattr(read.read, "file", None) is None:
         for t in (r.prompt + int(supply.steps[0]), r.prompt + int(supply.steps[-1])):
             allocate.rule_pages(read.read, read.page, t + 1 - layer.first_visible(t), r, layer)
 
@@ -63,8 +63,18 @@ def _in_layer(chain: Chain, layer: Layer) -> Chain:
         raise WrongUse(f"layer {layer.id}, kv dtype {layer.dtype}: {e}") from None
 
 
-def _foreign(trace: Trace, chain: Chain) -> None:
-    """Raises WrongUse for a part that was calibrated on the trace it is replayed on: it would know what it is tried on."""
+def _foreign(trace: Trace, r: Request, layer: Layer, chain: Chain) -> None:
+    """Raises WrongUse for a part that was calibrated on what it is replayed on, the trace or this context of it: it would know what it is
+    tried on; and for a rule whose file does not cover a kv head."""
+    rule = chain.part("read").read
+    if isinstance(rule, gap) and rule.file is not None:
+        if r.digest in rule.calibration.about["contexts"]:
+            where = f"request {r.id} of trace {trace.id}"
+            raise WrongUse(
+                f"gap: its calibration was made from the same context that is replayed, {where}; calibrate on other ones"
+            )
+        for head in range(layer.kv_heads):
+            rule.weights(layer.id, head)
     for part in chain.parts:
         made_from = getattr(part, "made_from", None)
         if made_from and made_from.get("sha256") == trace.sha256:

@@ -28,6 +28,16 @@ LENGTH = 3.0  # of a planted key along its direction
 BLOCK = 256  # prompt queries attended at a time
 HIDDEN = 32  # width of the model that W_O writes to
 
+WORKLOADS = {
+    "needle": "the question and the answer look at all needles",
+    "anchors": "every query looks at all needles, those of the context too: what matters never changes",
+    "drift": "the answer looks at one needle after the other, in their order, and the question at the first",
+    "reversal": "the answer looks at every other needle, as the question did, and from its middle on at the rest alone",
+    "sudden": "nobody looks at the needles before the middle of the answer, and then everybody",
+    "several": "each query head looks at one needle, the next head at the next one",
+    "oscillation": "the answer looks at every other needle, after `swing` steps at the rest, and back",
+}
+
 Doubles = NDArray[np.float64]
 Row = dict[str, Any]
 
@@ -49,6 +59,7 @@ def synthesize(
     window_rows: int = 16,
     needles: int = 1,
     swing: int = 0,
+    workload: str = "needle",
     dtype: str = "float16",
     rope: bool = True,
     window: int | None = None,
@@ -61,8 +72,8 @@ def synthesize(
     """Write a trace and open it; the same arguments write the same bytes. Raises WrongUse.
 
     Needles are the requests' evidence spans: their tokens hold most of the attention of the question (the last prompt tokens,
-    role 1) and of the answer (roles 2 and 3). swing: the answer looks at every other needle, after so many steps at the
-    others, and back (0: at all), so that what was unimportant becomes important again. captured: ids of the layers with rows (None: all);
+    role 1) and of the answer (roles 2 and 3). workload: who looks at which of them, and when (WORKLOADS); swing: steps between two turns of an
+    oscillation, which it asks for (0: none). captured: ids of the layers with rows (None: all);
     window: every layer slides; stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one);
     without: of OPTIONAL."""
     if head_dim < 4:
@@ -80,8 +91,7 @@ def synthesize(
         "needles": (needles, 0, 1_000),
         "swing": (swing, 0, 2**21),
     }
-    if swing and (needles < 2 or head_dim < 8):
-        raise WrongUse(f"swing={swing}: expected needles=2 or more to swing between, and head_dim=8 or more to hold them apart")
+    workload = _workload(workload, swing, needles, head_dim)
     for name, (value, least, most) in (bounds | {"seed": (seed, 0, 2**63)}).items():
         if not least <= value <= most:
             raise WrongUse(f"{name}={value}: expected a whole number from {least} to {most}")
@@ -109,7 +119,9 @@ def synthesize(
     capture = {"tool": "kvsim.synth", "versions": {"numpy": np.__version__}, "device": "none", "gpu_name": None, "seed": seed}
     sampled = {
         "attention_backend": "none",
-        "options": {"needles": needles, "window_rows": window_rows} | ({"swing": swing} if swing else {}),
+        "options": {"needles": needles, "window_rows": window_rows}
+        | ({"swing": swing} if swing else {})
+        | ({"workload": workload} if workload != "needle" and not swing else {}),
         "heads": "all",
     }
     sampled |= {"layers": [r["layer"] for r in rows if r["captured"]], "steps": "all" if stride == 1 else f"every {stride}"}
@@ -119,7 +131,7 @@ def synthesize(
         for r in writer.requests:
             for spec in writer.layers:
                 if spec.captured:
-                    lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype, swing)
+                    lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype, workload, swing)
                     chosen = np.concatenate([np.arange(-min(window_rows, prompt), 0), np.arange(0, steps, stride)])
                     _write(writer, r, spec, lane, chosen, segment, set(OPTIONAL) - set(without))
     return open_trace(path)
@@ -174,23 +186,48 @@ class _Planted:
     wo_norm: NDArray[np.float32]  # [Hq, T]
 
 
-def _sides(r: Request, swing: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """bool[T, 1 or 2] twice: which tokens are needles of a side, and which positions look for that side."""
-    pos, asked = np.arange(r.total), r.roles > CONTEXT
-    if not swing:
-        return r.evidence_mask()[:, None], asked[:, None]
-    needle = np.zeros((r.total, 2), bool)
+def _workload(name: str, swing: int, needles: int, head_dim: int) -> str:
+    """The workload that is meant. Raises WrongUse for one that these needles, or so few numbers in a key, cannot make."""
+    name = "oscillation" if swing and name == "needle" else name
+    if name not in WORKLOADS:
+        raise WrongUse(f"workload={name!r}: expected one of {', '.join(WORKLOADS)}")
+    if (name == "oscillation") != (swing > 0):
+        raise WrongUse(f"workload={name!r}, swing={swing}: expected swing=1 or more with oscillation, and 0 with any other")
+    sides, least = (needles, 2) if name in ("drift", "several") else (2, 2) if name in ("reversal", "oscillation") else (1, 1)
+    what = f"swing={swing}" if swing else f"workload={name!r}"
+    if name != "needle" and (needles < least or (sides > 1 and head_dim - head_dim // 4 * 2 - 2 < sides)):
+        dim = -(-(sides + 2) // 2) * 4  # half of it turns with position; a number for the sink, one for each side, one for noise
+        raise WrongUse(f"{what}: expected needles={least} or more to look at, and head_dim={dim} or more to hold them apart")
+    return name
+
+
+def _sides(r: Request, workload: str, swing: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool[T, S] twice: which tokens are needles of a side, and which positions look for that side."""
+    pos, asked, steps = np.arange(r.total), r.roles > CONTEXT, r.total - r.prompt
+    sides = {"reversal": 2, "oscillation": 2, "drift": len(r.evidence), "several": len(r.evidence)}.get(workload, 1)
+    sides = max(1, sides)
+    needle = np.zeros((r.total, sides), bool)
     for i, span in enumerate(r.evidence):
-        needle[span.start : span.stop, i % 2] = True
-    side = np.maximum(pos - r.prompt, 0) // swing % 2
-    return needle, asked[:, None] & (side[:, None] == np.arange(2))
+        needle[span.start : span.stop, i % sides] = True
+    step = np.maximum(pos - r.prompt, 0)
+    now = {
+        "drift": step * sides // max(1, steps),
+        "reversal": step * 2 // max(1, steps),
+        "oscillation": step // max(1, swing) % 2,
+    }.get(workload)
+    if workload == "anchors":
+        asked = np.ones(r.total, bool)
+    if workload == "sudden":
+        asked = pos >= r.prompt + steps // 2
+    looks = asked[:, None] if now is None else asked[:, None] & (now[:, None] == np.arange(sides))
+    return needle, np.broadcast_to(looks, needle.shape)
 
 
-def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str, swing: int) -> _Planted:
+def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str, workload: str, swing: int) -> _Planted:
     """Keys, queries and values of every position."""
     group, dim, total = layer.group, layer.key_dim, r.total
     rotated, pos, turn = dim // 4 * 2, np.arange(total), replace(layer, rope=_rope(dim)).rotate
-    needle, asked = _sides(r, swing)
+    needle, asked = _sides(r, workload, swing)
     noisy = dim - rotated - 1 - needle.shape[1]
     k_pre, k = np.empty((layer.kv_heads, total, dim)), np.empty((layer.kv_heads, total, dim))
     q, v = np.empty((total, layer.q_heads, dim)), rng.normal(size=(layer.kv_heads, total, layer.value_dim))
@@ -202,7 +239,8 @@ def _plant(rng: np.random.Generator, r: Request, layer: Layer, dtype: str, swing
         k[h] = turn(k_pre[h], pos)
         for head in range(h * group, (h + 1) * group):
             to_recent, to_sink = np.log(total) + rng.uniform((-1, 0), (0, 2))
-            to_needle = asked * (np.log(total / np.maximum(1, needle.sum(0))) + rng.uniform(3, 4))
+            mine = asked & (np.arange(needle.shape[1]) == head % needle.shape[1]) if workload == "several" else asked
+            to_needle = mine * (np.log(total / np.maximum(1, needle.sum(0))) + rng.uniform(3, 4))
             noise = rng.normal(size=(total, noisy)) / np.sqrt(max(1, noisy))
             strength = np.column_stack([np.full(total, to_sink / LENGTH), to_needle / LENGTH, noise])
             q[:, head] = turn(np.hstack([np.full((total, rotated), to_recent / rotated), strength @ axes]), pos) / layer.scale

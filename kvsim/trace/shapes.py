@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ def _request(row: Row, where: str) -> Request:
             f"the span {s.label!r} is [{s.start}, {s.stop})",
             f"a range inside [0, {total})",
         )
-    return Request(row["request"], prompt, total, row["mode"], np.array(roles, np.int8), spans)
+    ids = row.get("token_ids")
+    digest = "" if ids is None else sha256(np.array(ids[:prompt], "<i4").tobytes()).hexdigest()[:12]
+    return Request(row["request"], prompt, total, row["mode"], np.array(roles, np.int8), spans, digest)
 
 
 def _layer(row: Row, dtype: str, where: str) -> Layer:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvsim.errors import WrongUse
-from kvsim.synth.generate import OPTIONAL, synthesize
+from kvsim.synth.generate import OPTIONAL, WORKLOADS, synthesize
 from kvsim.trace.bits import widen
 from kvsim.trace.check import check_trace
 from kvsim.trace.reference import attend
@@ -82,6 +82,81 @@ def test_what_the_answer_looks_at_swings(tmp_path, options):
             assert row[:, sides[now]].sum(axis=1).min() > 0.2
             assert row[:, sides[now]].sum(axis=1).mean() > 0.4
             assert row[:, sides[1 - now]].sum(axis=1).mean() < 0.1
+
+
+def wanted(workload, r, needles, step, head):
+    """The needles that a query head looks at, by number: written out once more."""
+    steps, every = r.total - r.prompt, list(range(needles))
+    return {
+        "needle": every,
+        "anchors": every,
+        "drift": [step * needles // steps],
+        "reversal": every[0::2] if 2 * step < steps else every[1::2],
+        "sudden": [] if step < steps // 2 else every,
+        "several": [head % needles],
+        "oscillation": every[step // 2 % 2 :: 2],
+    }[workload]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("seed", range(2))
+def test_every_step_looks_at_the_needles_of_its_workload(tmp_path, workload, seed):
+    swing = 2 if workload == "oscillation" else 0
+    trace = synthesize(tmp_path / "t", workload=workload, swing=swing, needles=3, prompt=240, steps=12, seed=seed)
+    (r,) = trace.requests
+    assert len(r.evidence) == 3
+    for lane, _, p in attention(trace, "decode"):
+        on = np.stack([p[:, :, s.start : s.stop].sum(axis=2) for s in r.evidence])  # [needles, Hq, steps]
+        looks = np.array([[[i in wanted(workload, r, 3, s, h) for s in lane.steps.tolist()] for h in range(4)] for i in range(3)])
+        total, somebody = np.where(looks, on, 0).sum(axis=0), looks.any(axis=(0, 1))
+        assert total[:, somebody].mean(axis=0).min() > 0.4
+        assert total[looks.any(axis=0)].mean() > 0.6
+        assert np.where(looks, on, 1).mean(axis=(1, 2)).min() > 0.05
+        assert np.where(looks, 0, on).sum(axis=0).mean(axis=0).max() < 0.2
+
+
+def test_what_the_prompt_foretells(tmp_path):
+    """Anchors are looked at all along; of a reversal the question knows the first half alone; of sudden evidence it knows nothing."""
+    mass = {}
+    for workload in ("anchors", "reversal", "sudden"):
+        trace = synthesize(tmp_path / workload, workload=workload, needles=2, prompt=240, head_dim=32, window_rows=40)
+        (r,) = trace.requests
+        for _, t, p in attention(trace, "window"):
+            asked = r.roles[t] == 1
+            on = [p[:, :, s.start : s.stop].sum(axis=2) for s in r.evidence]
+            mass[workload] = [(x[:, asked].mean(), x[:, ~asked].mean()) for x in on]
+    assert all(min(both) > 0.2 for both in mass["anchors"])
+    (first, before), (second, _) = mass["reversal"]
+    assert first > 0.5
+    assert max(before, second) < 0.2
+    assert max(max(both) for both in mass["sudden"]) < 0.15
+
+
+def test_the_default_workload_is_the_one_without_a_name(tmp_path):
+    one, other = (synthesize(tmp_path / n, prompt=60, **o) for n, o in (("a", {}), ("b", {"workload": "needle"})))
+    assert one.sha256 == other.sha256
+    swing, named = (
+        synthesize(tmp_path / n, prompt=60, needles=2, swing=2, **o) for n, o in (("c", {}), ("d", {"workload": "oscillation"}))
+    )
+    assert swing.sha256 == named.sha256 != one.sha256
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workload": "drfit"}, "workload='drfit': expected one of needle, anchors, drift"),
+        ({"workload": "drift"}, "workload='drift': expected needles=2 or more"),
+        ({"workload": "drift", "needles": 7}, "head_dim=20 or more to hold them apart"),
+        ({"workload": "sudden", "needles": 0}, "workload='sudden': expected needles=1 or more"),
+        ({"workload": "oscillation", "needles": 2}, "expected swing=1 or more with oscillation"),
+        ({"workload": "drift", "needles": 2, "swing": 3}, "and 0 with any other"),
+    ],
+)
+def test_a_workload_that_cannot_be_made_is_refused(tmp_path, options, said):
+    with pytest.raises(WrongUse) as e:
+        synthesize(tmp_path / "t", **options)
+    assert said in str(e.value)
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from kvsim import units
 from kvsim.policies.index.boxes import boxes
 from kvsim.policies.protocol import Chain, Floats, Read, View, expect
-from kvsim.policies.rules import Rule
+from kvsim.policies.rules import Rule, gap
 from kvsim.units import Budget, tokens
 
 
@@ -52,6 +52,11 @@ class quest(Read):
             expect(self, "heads", alone, "each or share with a stopping rule: every head stops by itself")
             expect(self, "shards", self.shards is None, f"none with {rule}(), which stops on one order of all pages")
             proof = self.index.bound or not self.read.certifies
+            if isinstance(self.read, gap) and self.read.file is not None:
+                made_for = self.read.fits(self.page, self.index)
+                expect(
+                    self, "read", made_for is None, f"a file made for page={self.page} and this index, it was made for {made_for}"
+                )
             expect(self, "index", proof, f"an index that is a bound, because {rule}() proves by it what it may leave out")
         as_written = self.summaries == "tight" or getattr(self.index, "keys", "exact") == "exact"
         expect(self, "summaries", as_written, '"tight" with keys="recon" or "expanded", which change as rows are coded')
