@@ -1,4 +1,6 @@
-"""Depths that queries choose against fixed ones, and whether risks were foretold: python tools/dynamic.py RUN... [--foretell FILE TRACE...]
+"""Depths that queries choose against fixed ones, and whether risks were foretold:
+
+    python tools/dynamic.py RUN... [--foretell FILE TRACE...] [--png FOLDER]
 
 Runs hold at least one policy with a stopping rule and some quest(read=pages(K)) beside it; see docs/advise.md."""
 
@@ -6,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import polars as pl
 
@@ -15,6 +18,9 @@ from kvsim.metrics.run import RunTables, open_run
 from kvsim.policies.language import parse
 from kvsim.policies.rules import Rule
 from kvsim.replay.difficulty import foretell
+from kvsim.report.charts.reliability import foretold_against_observed
+from kvsim.report.export import write_png
+from kvsim.report.html import Figure
 from kvsim.trace.open import open_trace
 from kvsim.units import pages
 
@@ -46,13 +52,21 @@ def reliability(found: pl.DataFrame) -> pl.DataFrame:
     return found.group_by("bin").agg(*mean, total=pl.col("n").sum()).sort("bin")
 
 
+def chart(found: pl.DataFrame) -> Figure:
+    how = "A point on the dashed line: as many queries covered too little as was foretold. Above it the risk was told too low."
+    return Figure("reliability", "Was the risk foretold?", how, foretold_against_observed(found), "", found)
+
+
 def main(words: Sequence[str]) -> int:
+    words, png = (words[:-2], words[-1]) if words[-2:-1] == ["--png"] else (words, None)
     at = words.index("--foretell") if "--foretell" in words else len(words)
     try:
         for rule, x in compared([open_run(path) for path in words[:at]]) if at else ():
             print(told(rule, x))
         if rest := words[at + 1 :]:
             found = foretell([open_trace(path) for path in rest[1:]], f'quest(read=gap(file="{rest[0]}"))')
+            if png:
+                write_png([chart(reliability(found))], Path(png))
             for bin_, foretold, observed, n in reliability(found).iter_rows():
                 print(
                     f"{bin_ / 10:.1f}-{bin_ / 10 + 0.1:.1f}: foretold {foretold:.3f}, observed {observed:.3f}, {n} queries and levels"

@@ -189,7 +189,11 @@ def test_permuted_kv_heads_permute_the_tables(policy):
         for column, back in (("kv_head", turn), ("q_head", q)):
             if column in b[name]:
                 b[name][column] = np.array([back[int(x)] if x >= 0 else x for x in b[name][column]])
-    assert differing(a, b) == []
+    once = (
+        {"events.state_bytes"} if "qevict" in str(policy) or "tova" in str(policy) else set()
+    )  # what a layer remembers is told of head 0
+    assert set(differing(a, b)) <= once
+    assert np.sum(a["events"].get("state_bytes", 0)) == np.sum(b["events"].get("state_bytes", 0))
 
 
 def test_a_job_for_some_heads_is_that_of_all_of_them():
