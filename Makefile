@@ -26,7 +26,7 @@ test-capture: .venv/capture  ## the tests of kvsim capture, which need torch (in
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture
 
 test-pages: .venv/ready  ## 10 000 random sequences of what happens to a physical page (some minutes)
-	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_pages.py -k sequence
+	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_paging.py -k sequence
 
 lint: .venv/ready  ## ruff (rules and format), and who may import whom
 	@$(BIN)/ruff check -q .

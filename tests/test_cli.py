@@ -252,10 +252,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(kvsim_, trace):
 @pytest.mark.parametrize(
     ("tasks", "told"), [(1, "run.partial keeps what is finished, and the same command goes on"), (0, "nothing was finished")]
 )
-def test_an_interrupt_says_what_is_kept(kvsim_, trace, monkeypatch, tasks, told):
+def test_an_interrupt_says_what_is_kept(kvsim_, trace, monkeypatch, request, tasks, told):
     from kvsim.replay.work import Work
 
     do, done = Work.do, []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupted(self, task):
         if len(done) == tasks:

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from kvsim.engine import drafts
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
-from kvsim.pages import Pool, inflation
+from kvsim.paging import Pool, inflation
 from kvsim.replay.asked import AnyPolicy, chosen, jobs_of, resolve
 from kvsim.replay.lanes import source_of
 from kvsim.replay.needs import check_needs

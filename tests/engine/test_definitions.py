@@ -63,7 +63,7 @@ def test_attention():
     told("output", 0.62, 0.38, 0.55 / 0.7, 0.15 / 0.7)
 
 
-def test_pages():
+def test_paging():
     page = {"keys": np.array([[[2.0, 0], [0, 2]]]), "valid": np.ones((1, 2), bool), "closed": np.ones(1, bool)}
     summary = {name: x[None] for name, x in boxes(dtype="float32").summarise(**page).items()}
     score = boxes(dtype="float32").score(np.ones((1, 1, 1, 2)), summary)

@@ -75,11 +75,15 @@ class Twin(Windows):
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
         routed = self.route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
+        before = [set(self.live[h]) for h in self.heads_kv]
         self._cut(i, t, weights)
+        again = [self._rebuilt(before[h], set(self.live[h])) for h in self.heads_kv]
         coded = self._code(weights, int(self.src.steps[i])) if routed is None else routed
         self.ledger.append(
             [
-                rows[h] | self._held_row(t, h) | {"write_bytes": self.lay.row_bytes + self._index_bytes() + coded[h]}
+                rows[h]
+                | self._held_row(t, h)
+                | {"write_bytes": self.lay.row_bytes + self._index_bytes() * (1 + again[h]) + coded[h]}
                 for h in self.heads_kv
             ]
         )
@@ -342,6 +346,11 @@ class Twin(Windows):
                     self.q = decode
 
     # ------------------------------------------------------------------------------------------------ rows of the ledger
+    def _rebuilt(self, before, after):
+        """Pages that lost a row and have one left."""
+        size = self.policy.page or 1
+        return len({p // size for p in before - after} & {p // size for p in after})
+
     def _index_bytes(self):
         """Of one page's summary."""
         index, itemsize = self.policy.index, {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvsim.codecs.minmax import minmax
 from kvsim.errors import WrongUse
-from kvsim.pages import Mirror, Pool, inflation
+from kvsim.paging import Mirror, Pool, inflation
 
 SEQUENCES = int(os.environ.get("KVSIM_SEQUENCES", "150"))  # `make test-pages` runs 10 000
 SLOTS, SIZE, DIM = 12, 4, 2
