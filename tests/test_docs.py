@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from dataclasses import fields
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 
 from kvsim import cli, tables
 from kvsim.conformance import check_policy
+from kvsim.policies import names
 from kvsim.policies.language import load_file, parse
 from kvsim.units import tokens
 
@@ -21,6 +23,16 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "traces").glob("*.md"), *(ROOT / "changes").glob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """Policies of files that the docs show are known here, and to no test that comes later."""
+    before = {what: dict(found) for what, found in names._loaded.items()}
+    yield
+    for what, found in names._loaded.items():
+        for name in [n for n in found if n not in before[what]]:
+            sys.modules.pop(found.pop(name), None)
 
 
 def anchors(page: Path) -> set[str]:
