@@ -68,7 +68,7 @@ def swinging(folder: Path) -> Path:
     """A trace whose answer looks at two needles of four for 24 steps, at the other two for as long, and back."""
     path = folder / "swing"
     lengths = {"requests": 2, "prompt": 640, "steps": 96, "needles": 4, "swing": 24, "window_rows": 64}
-    synthesize(path, seed=2, q_heads=4, kv_heads=2, head_dim=64, **lengths)  # type: ignore[arg-type]
+    synthesize(path, seed=2, q_heads=4, kv_heads=2, head_dim=64, **lengths)  # type: ignore[arg-type]  # a dict of whole numbers
     return path
 
 

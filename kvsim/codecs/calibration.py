@@ -80,4 +80,4 @@ def save(path: Path, about: dict[str, Any], arrays: dict[str, NDArray[np.float64
     """The same bytes for the same numbers."""
     text = json.dumps({"schema": SCHEMA} | about, sort_keys=True)
     with path.open("wb") as file:
-        np.savez(file, about=np.array(text), **{name: x.astype(np.float32) for name, x in sorted(arrays.items())})  # type: ignore[arg-type]
+        np.savez(file, about=np.array(text), **{name: x.astype(np.float32) for name, x in sorted(arrays.items())})  # type: ignore[arg-type]  # its stub takes the arrays for the flag that comes before them

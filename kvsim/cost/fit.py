@@ -78,7 +78,7 @@ def _refuse_faster_than_link(samples: pl.DataFrame, gpu: Gpu | None) -> None:
         link = gpu.link_gbps(str(cls)) if gpu else None
         fast = group.filter((pl.col("status") == "impossible") & pl.col("bytes").is_not_null())
         if gpu and link and 2 * fast.height > group.height:
-            best = float((fast["bytes"] / fast["t_us"]).max()) * 1e-3  # type: ignore[arg-type]
+            best = float((fast["bytes"] / fast["t_us"]).max()) * 1e-3  # type: ignore[arg-type]  # numbers, at least one
             raise WrongUse(
                 f"{cls} {variant}: up to {best:.0f} GB/s where the link of {gpu.name} moves {link:.0f} GB/s at most, in {fast.height} of "
                 f"{group.height} rows: check the column bytes, or name the right --gpu"
@@ -92,7 +92,7 @@ def _unfit(group: pl.DataFrame, wide: int) -> str:
         return f"fewer than {FEWEST} shapes; measure 8 to 12, corners of batch and context among them"
     if group["bytes"].null_count():
         return "no bytes; import with --geometry, --batch and --context, or fill the column in"
-    if group["bytes"].max() < wide * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]
+    if group["bytes"].max() < wide * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]  # whole numbers, at least one
         return f"largest and smallest shape are less than {wide} times apart in bytes; measure a longer context or a larger batch"
     return ""
 

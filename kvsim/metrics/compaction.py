@@ -32,7 +32,7 @@ def resident_pages(ledger: pl.LazyFrame, tiers: pl.LazyFrame, page: int = PAGE) 
 
 def _of_layer(ledger: pl.DataFrame, tiers: pl.DataFrame, page: int) -> list[dict[str, Any]]:
     heads = ledger["kv_head"].unique().sort().to_list()
-    total = -(-(int(ledger["pos"].max()) + 1) // page) * page  # type: ignore[arg-type]
+    total = -(-(int(ledger["pos"].max()) + 1) // page) * page  # type: ignore[arg-type]  # a whole number, at least one row
     held, born = np.zeros((len(heads), total), bool), 0
     changes: dict[int, list[tuple[int, list[dict[str, int]]]]] = {}
     for head, step, runs in tiers.select("kv_head", "step", "runs").iter_rows():
