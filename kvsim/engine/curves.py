@@ -163,16 +163,6 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
 
 
-def _top10_parts(block: Dense, of: NDArray[np.int64], pages: int) -> NDArray[np.float64]:
-    """f64[R, P]: the share of the 10 largest logits that lies on each page."""
-    best, count = block.top
-    out = np.zeros((block.rows, pages))
-    for r in range(min(10, best.shape[1])):
-        ok = count > r
-        np.add.at(out, (np.flatnonzero(ok), of[best[ok, r]]), 1 / np.minimum(10, count[ok]))
-    return out
-
-
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """f64[R, P]: of each page's dense mass what lies on far positions; only the pages at the two edges are counted by token."""
     low, high = (np.repeat(x, block.group) for x in block.far_range)
