@@ -52,7 +52,7 @@ def bits_per_number(found: pl.DataFrame, look: Sequence[Style]) -> alt.LayerChar
     there = set(found["policy"])
     y = policy_axis([s for s in look if s.label in there])
     last = theme.ends(rows["bits"], (0.0, 1.0))[1]
-    x = alt.X("bits:Q", title="bits per coded number", scale=alt.Scale(domain=[0, last], nice=True))
+    x = alt.X("bits:Q", title="bits per coded number", scale=alt.Scale(domain=[0, last], nice=True), axis=alt.Axis(tickCount=5))
     names = list(KINDS.values())
     look_of = alt.Color("kind:N", **theme.few(names, [c[0] for c in STEPS]))
     said = ["policy:N", "kind:N", alt.Tooltip("bits:Q", format=".3f")]
