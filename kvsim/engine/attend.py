@@ -62,9 +62,7 @@ class Dense:
         self.first = np.array([lay.first_visible(int(t)) for t in self.t])
         self.group, self.rows = lay.group, len(self.index) * lay.group
         keys = src.whole("k", self.head)
-        pos = np.arange(len(keys))
-        self.flags = ((pos <= self.t[:, None]) & (pos >= self.first[:, None])).view(np.uint8)
-        self.every = np.asarray(self.flags.all(0)).view(np.uint8)
+        self.flags, self.every = kernel.visible(self.first, self.t, len(keys))
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
         place = (self.index % steps_per_block(self.group))[:, None] * self.group + np.arange(self.group)
         self.place = None if place[-1, -1] == self.rows - 1 else place.ravel()
@@ -92,7 +90,7 @@ class Dense:
             peak, mass = self.stats(size)
             self._mass[size] = np.empty((self.rows, len(peak)))
             unit, cap = np.float32(self.source.unit), np.float32(self.source.cap)
-            kernel.probability(peak, mass, self.lse, unit, cap, np.empty((0, 0), np.float32), self._mass[size])
+            kernel.probability_by_row(peak, mass, self.lse.astype(np.float32), unit, cap, self._mass[size])
         return self._mass[size]
 
     def mass_order(self, size: int) -> tuple[NDArray[np.int32], Ints]:

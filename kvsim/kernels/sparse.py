@@ -124,14 +124,14 @@ def attend(
                 r = i * group + g
                 own, true = own_e[g], true_e[g]
                 for k in range(n):
-                    own[k] = _bend(dots[live[k], r], unit, cap) - own_top[g]
+                    own[k] = _below(dots[live[k], r], unit, cap, own_top[g])
                 if split:
                     for k in range(n):
                         true[k] = own[k] + (own_top[g] - true_top[g])
                 if some_blur:
                     for k in range(n):
                         if flags[i, live[k]] & KEY_BLUR:
-                            own[k] = _bend(blurred[live[k], r], unit, cap) - own_top[g]
+                            own[k] = _below(blurred[live[k], r], unit, cap, own_top[g])
                 for k in range(n):
                     above[k] = own[k]
                     own[k] = exp2_32(own[k])
@@ -200,6 +200,13 @@ def attend(
 def _bend(x, unit, cap):
     """A dot product as a logit in powers of 2, soft-capped when cap > 0."""
     return x * unit if cap == np.float32(0) else cap * np.tanh(x * unit / cap)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _below(x, unit, cap, top):
+    """The logit less `top`. A function of its own, without `contract`: fused with the product or not, as a compiler likes, its last bit
+    would hang on the layout of the arrays beside it."""
+    return _bend(x, unit, cap) - top
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,25 @@ class Truth:
 
     steps: NDArray[np.int64]  # [N]
     t: NDArray[np.int64]  # [N] positions of the queries
-    peak: NDArray[np.float32]  # [Hq, N, P]: the largest logit, scale and soft cap included
-    mass: NDArray[np.float32]  # [Hq, N, P]: attention probability
     lse: NDArray[np.float64]  # [Hq, N]: natural log of the softmax denominator, learned sinks included
     out: NDArray[np.float32] | None  # [Hq, N, dv]: attention output before W_O
     top: NDArray[np.int32] | None  # [Hq, N, 64]: positions of the highest logits, ties to the lower; -1 where fewer are visible
+    peak_by_page: NDArray[np.float32]  # [Hkv, P, N * G], as the kernel writes them: turning them costs a tenth of all
+    mass_by_page: NDArray[np.float32]
+
+    @cached_property
+    def peak(self) -> NDArray[np.float32]:
+        """f32[Hq, N, P]: the largest logit, scale and soft cap included."""
+        return self._by_head(self.peak_by_page)
+
+    @cached_property
+    def mass(self) -> NDArray[np.float32]:
+        """f32[Hq, N, P]: attention probability."""
+        return self._by_head(self.mass_by_page)
+
+    def _by_head(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        shape = (*x.shape[:2], len(self.t), -1)
+        return np.ascontiguousarray(x.reshape(shape).transpose(0, 3, 2, 1)).reshape(len(self.lse), len(self.t), -1)
 
 
 def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
@@ -32,15 +47,14 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     over all T tokens, and the result."""
     lay, steps = lane.layer, len(lane.steps)
     pages = -(-lane.request.total // PAGE)
-    peak = np.empty((lay.q_heads, steps, pages), np.float32)
-    mass, lse = np.empty_like(peak), np.empty((lay.q_heads, steps))
+    peak, mass = np.empty((2, lay.kv_heads, pages, steps * lay.group), np.float32)
+    lse = np.empty((lay.q_heads, steps))
     out = np.empty((lay.q_heads, steps, lay.value_dim), np.float32) if output else None
     best = np.full((lay.q_heads, steps, top), -1, np.int32) if top else None
     tokens = kernel.padded(lane.request.total, TILE)
     per = max(1, ROWS // lay.group)
-    dots = np.empty((tokens, kernel.padded(per * lay.group, ROWS)), np.float32)
+    dots = np.empty((tokens if output or top else TILE, kernel.padded(per * lay.group, ROWS)), np.float32)
     stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
-    logit, chance = np.empty((2, dots.shape[1], tokens // PAGE), np.float32)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
         keys = to_float32(lane.k[h], tokens)
@@ -50,7 +64,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
         for i in range(0, steps, per):
             t = lane.t[i : i + per]
             rows, part = len(t) * lay.group, np.s_[mine, i : i + per]
-            flags, every = visible(t, np.array([lay.first_visible(int(x)) for x in t]), tokens)
+            flags, every = kernel.visible(np.array([lay.first_visible(int(x)) for x in t]), t, tokens)
             raw = lane.q[i : i + per, mine]
             q = kernel.block(to_float32(raw.reshape(rows, -1)))
             sink = np.full(len(q), -1e300)
@@ -59,10 +73,11 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             kernel.scan(keys, q, flags, every, lay.group, unit, cap, dots, *stats)
             denominator = np.empty(len(q))
             kernel.denominator(*stats, sink, np.float32(unit), np.float32(cap), denominator)
-            kernel.probability(*stats, denominator, np.float32(unit), np.float32(cap), logit[:rows], chance[:rows])
+            told = (x[h, :, i * lay.group : i * lay.group + rows] for x in (peak, mass))
+            kernel.probability(
+                *(x[:pages] for x in stats), denominator.astype(np.float32), np.float32(unit), np.float32(cap), *told
+            )
             shape = (len(t), lay.group, -1)
-            np.divide(_heads_first(logit, shape)[..., :pages], np.float32(LOG2E), out=peak[part])
-            mass[part] = _heads_first(chance, shape)[..., :pages]
             lse[part] = _heads_first(denominator / LOG2E, shape)[..., 0]
             if out is not None and values is not None:
                 out[part] = _heads_first(kernel.output(dots, values, flags, every, lay.group, unit, cap, denominator), shape)
@@ -70,14 +85,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
                 start = np.arange(0, tokens + 1, PAGE)
                 found, _, count = kernel.best_tokens(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
                 best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
-    return Truth(lane.steps, lane.t, peak, mass, lse, out, best)
-
-
-def visible(t: NDArray[np.int64], first: NDArray[np.int64], tokens: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(u8[N, tokens], u8[tokens]): 1 where first <= position <= t, at each step and at all of them."""
-    pos = np.arange(tokens)
-    flags = ((pos <= t[:, None]) & (pos >= first[:, None])).view(np.uint8)
-    return flags, np.asarray(flags.all(0)).view(np.uint8)
+    return Truth(lane.steps, lane.t, lse, out, best, peak, mass)
 
 
 def _heads_first(rows: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[Any]:

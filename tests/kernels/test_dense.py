@@ -93,13 +93,16 @@ def test_denominator_and_probability(scene):
     assert np.allclose(lse[: scene.rows], want, rtol=0, atol=scene.error)
     assert np.isfinite(lse).all()
     peak, mass = scene.stats()
-    logit, out = np.full((2, scene.rows, len(peak)), 7, np.float32)
-    for told in (logit, logit[:0]):
-        dense.probability(peak, mass, lse, np.float32(scene.unit), np.float32(scene.cap), told, out)
-        sums = [np.exp2(x[:, a:b] - np.array(want)[:, None]).sum(1) for a, b in zip(scene.start, scene.start[1:], strict=False)]
-        assert np.allclose(out, np.transpose(sums), rtol=scene.error, atol=1e-7)
+    near, unit, cap = lse.astype(np.float32), np.float32(scene.unit), np.float32(scene.cap)
+    logit, out = np.full((2, len(peak), scene.rows), 7, np.float32)
+    turned = np.full((scene.rows, len(peak)), 7.0)
+    dense.probability(peak, mass, near, unit, cap, logit, out)
+    dense.probability_by_row(peak, mass, near, unit, cap, turned)
+    sums = [np.exp2(x[:, a:b] - np.array(want)[:, None]).sum(1) for a, b in zip(scene.start, scene.start[1:], strict=False)]
+    assert np.allclose(out, sums, rtol=scene.error, atol=1e-7)
+    assert (out == turned.T).all()
     tops = [x[:, a:b].max(1) for a, b in zip(scene.start, scene.start[1:], strict=False)]
-    assert np.allclose(logit, np.transpose(tops), rtol=1e-6, atol=1e-6)
+    assert np.allclose(logit * dense.LOG2E, tops, rtol=1e-6, atol=1e-6)
 
 
 @given(scenes_of(holes=0.0), st.integers(1, 9), st.integers(0, 2**32))
