@@ -21,12 +21,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     raise WrongUse(f"attention runs in {str(dtype).removeprefix('torch.')}; expected {', '.join(DTYPES)}")
 
 
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The numbers in a row; bfloat16, which numpy does not know, as its 16 bits."""
+    x = x.detach().contiguous()
+    return x.view(torch.uint16) if x.dtype == torch.bfloat16 else x
+
+
 def raw(x: torch.Tensor) -> NDArray[Any]:
     """A copy on the host, never a view of a live tensor; bfloat16 as its 16 bits."""
-    x = x.detach().contiguous()
-    if x.dtype == torch.bfloat16:
-        x = x.view(torch.uint16)
-    return np.asarray(x.to("cpu", copy=True).numpy())
+    return np.asarray(bits(x).to("cpu", copy=True).numpy())
 
 
 def tensor(x: NDArray[Any], dtype: str, device: torch.device | str = "cpu") -> torch.Tensor:

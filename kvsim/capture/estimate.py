@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kvsim.capture.attention import BLOCK_BYTES
 from kvsim.capture.recorder import Keep, segment_steps
 from kvsim.capture.writer import ROOM
-from kvsim.errors import KvsimError
+from kvsim.errors import KvsimError, WrongUse
 from kvsim.geometry import ITEMSIZE, Layer
 from kvsim.trace.write import ROWS
 
@@ -71,6 +71,39 @@ def check_room(path: Path, plan: Plan) -> None:
         raise KvsimError(
             f"{path}: the trace takes {plan.total_bytes:,} bytes and the disk has {free:,} left; capture fewer layers or steps"
         )
+
+
+def check_memory(plan: Plan, device: Any, chunk: int | None = None) -> None:
+    """Raises WrongUse: the capture will not fit beside the model, which is there already."""
+    free = free_memory(device)
+    needs = {name: n for name, n in plan.memory.items() if name != "model"}
+    if free is None or sum(needs.values()) <= free:
+        return
+    most = max(needs, key=lambda name: needs[name])
+    how = {
+        "eager attention": f"its scores grow with the tokens of one forward: take {'a smaller' if chunk else 'a'} chunk (--chunk N), "
+        "or attn_implementation='sdpa' (--attention sdpa) where the model has it",
+        "forward": f"take {'a smaller' if chunk else 'a'} chunk (--chunk N)",
+        "capture": "capture fewer layers (--layers)",
+        "cache": "take a shorter prompt",
+    }[most]
+    raise WrongUse(
+        f"the capture takes about {sum(needs.values()):,} bytes beside the model and {device} has {free:,} left; most of it is "
+        f"{most}, {needs[most]:,} bytes: {how}"
+    )
+
+
+def free_memory(device: Any) -> int | None:
+    """Bytes that can still be had on a device; None where the system does not say."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), None)
 
 
 class _File(NamedTuple):

@@ -11,15 +11,15 @@ import torch
 
 from kvsim.capture import refuse
 from kvsim.capture.attention import add_mass, projected_norm, queries_of
-from kvsim.capture.bits import raw
 from kvsim.capture.hooks import Call
+from kvsim.capture.staging import Block, Copies
 from kvsim.geometry import ITEMSIZE, Layer
 
 SEGMENT_STEPS = 64
 SEGMENT_BYTES = 8 << 20
 REQUEST = 0
 
-Put = Callable[..., None]  # (table, *rows)
+Put = Callable[..., None]  # (table, *rows); rows on their way are `Later`s
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Recorder:
     def __init__(
         self, layers: Sequence[Layer], projections: Mapping[int, torch.Tensor], backend: str, prompt: int, keep: Keep, put: Put
     ) -> None:
-        self.prompt = prompt
-        self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put) for x in layers}
+        self.prompt, copies = prompt, Copies()
+        self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put, copies) for x in layers}
 
     @property
     def seen(self) -> int:
@@ -67,7 +67,7 @@ class Recorder:
 
 @dataclass(eq=False)
 class _Lane:
-    """One layer's rows on their way. Decode steps gather on the model's device, cloned: a view would keep the whole cache."""
+    """One layer's rows on their way."""
 
     layer: Layer
     projection: torch.Tensor | None
@@ -75,9 +75,13 @@ class _Lane:
     prompt: int
     keep: Keep
     put: Put
+    copies: Copies
     seen: int = 0
     mass: torch.Tensor | None = None
-    waiting: list[tuple[torch.Tensor, ...]] = field(default_factory=list)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d]
+    block: Block = field(init=False)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d] of a step
+
+    def __post_init__(self) -> None:
+        self.block = Block(segment_steps(self.layer))
 
     def take(self, call: Call) -> None:
         refuse.call(call, self.layer, self.seen, self.backend)
@@ -88,8 +92,8 @@ class _Lane:
             rows.append(call.turned.before[0])
         self.seen += new
         if start >= self.prompt:
-            self.waiting.append(tuple(x[:, 0].clone() for x in (q, out, *rows)))
-            if len(self.waiting) >= segment_steps(self.layer):
+            self.block.add(*(x[:, 0] for x in (q, out, *rows)))
+            if self.block.full:
                 self.flush()
             return
         self._put_kv(start, *rows)
@@ -100,23 +104,24 @@ class _Lane:
             self._add_mass(q, call.k[0], start)
 
     def flush(self) -> None:
-        if self.waiting:
-            start = self.seen - len(self.waiting)
-            q, out, *rows = (torch.stack(x, dim=1) for x in zip(*self.waiting, strict=True))
-            self.waiting.clear()
+        if self.block.n:
+            start = self.seen - self.block.n
+            q, out, *rows = self.block.taken()
             self._put_kv(start, *rows)
             self._put_q(start, q, out)
 
     def _put_kv(self, start: int, k: torch.Tensor, v: torch.Tensor, k_pre: torch.Tensor | None = None) -> None:
         """Rows [Hkv, n, d] of positions from `start`."""
-        self.put("kv", REQUEST, self.layer.id, start, raw(k), raw(v), None if k_pre is None else raw(k_pre))
+        take = self.copies.take
+        self.put("kv", REQUEST, self.layer.id, start, take(k), take(v), None if k_pre is None else take(k_pre))
         if self.keep.wo_norm and self.projection is not None:
-            self.put("values", REQUEST, self.layer.id, start, raw(projected_norm(v, self.projection, self.layer)))
+            self.put("values", REQUEST, self.layer.id, start, take(projected_norm(v, self.projection, self.layer)))
 
     def _put_q(self, start: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Queries and outputs [Hq, n, d] of positions from `start`."""
         steps = np.arange(start, start + q.shape[1]) - self.prompt
-        self.put("q", REQUEST, self.layer.id, steps, raw(q.transpose(0, 1)), raw(out.transpose(0, 1)))
+        take = self.copies.take
+        self.put("q", REQUEST, self.layer.id, steps, take(q.transpose(0, 1)), take(out.transpose(0, 1)))
 
     def _add_mass(self, q: torch.Tensor, k: torch.Tensor, start: int) -> None:
         if self.mass is None:
@@ -124,7 +129,7 @@ class _Lane:
         add_mass(self.mass, q, k, start, self.seen - k.shape[1], self.layer)
         if self.seen == self.prompt:
             queries = queries_of(self.prompt, self.layer, q.device)
-            self.put("prefill", REQUEST, self.layer.id, raw(self.mass.float()), raw(queries))
+            self.put("prefill", REQUEST, self.layer.id, self.copies.take(self.mass.float()), self.copies.take(queries))
             self.mass = None
 
 

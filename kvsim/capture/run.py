@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from kvsim.capture import refuse
-from kvsim.capture.estimate import Plan, check_room, plan
+from kvsim.capture.estimate import Plan, check_memory, check_room, plan
 from kvsim.capture.hooks import attending
 from kvsim.capture.layers import Anatomy, Row, cached, probe
 from kvsim.capture.prompt import FREE, Prompt, prompt_of
@@ -121,7 +121,9 @@ def recording(
     a DynamicCache, one token a step. Set `.tokens` to all ids before leaving; `steps` may turn out to be fewer. Raises as capture."""
     path, given = Path(out), prompt_of(prompt)
     anatomy, chosen = examined(model, given, steps, layers, keep, chunk, dtype)
-    check_room(path, plan(model, anatomy.layers, chosen, given.prefill, steps, keep, anatomy.backend, chunk))
+    ahead = plan(model, anatomy.layers, chosen, given.prefill, steps, keep, anatomy.backend, chunk)
+    check_room(path, ahead)
+    check_memory(ahead, model.device, chunk)
     check_place(path, restart)
     if _unfinished(path):
         shutil.rmtree(path)

@@ -24,7 +24,8 @@ class Writer:
         self._thread.start()
 
     def put(self, table: str, *rows: Any) -> None:
-        """Has `TraceWriter.table(*rows)` called; waits while the queue is full. Raises KvsimError."""
+        """Has `TraceWriter.table(*rows)` called, rows that are on their way (staging.Later) first waited for; waits while the queue is
+        full. Raises KvsimError."""
         self._complain()
         began = time.perf_counter()
         self._queue.put((table, rows))
@@ -51,6 +52,6 @@ class Writer:
             if self.error is None:  # after an error the queue is emptied, so that nobody waits for room in it
                 table, rows = item
                 try:
-                    getattr(self.trace, table)(*rows)
+                    getattr(self.trace, table)(*(x() if callable(x) else x for x in rows))
                 except Exception as e:
                     self.error = e

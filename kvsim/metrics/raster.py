@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,21 +82,31 @@ def raster(
     state, rounded up to quarters. Shown is what the step could read (before its own cut) and what it read; selective: the policy reads
     a part of what it keeps, so only what its plans name is read. Equal neighbours along the steps are one rectangle, and a step that
     was not sampled looks like the sampled one before it."""
+    cells, shown = [], []
+    for step, state in states(tables, policy, place, selective, steps):
+        cells.append(_cells(state, width))
+        shown.append(step)
+    return _rectangles(cells, shown, width)
+
+
+def states(
+    tables: dict[str, pl.LazyFrame], policy: str, place: Place, selective: bool, steps: Sequence[int] | None = None
+) -> Iterator[tuple[int, NDArray[np.int8]]]:
+    """(step, i8[t + 1]: 0 where gone or out of the window, else KEPT, READ or CODED), of the steps asked for, ascending (None: all)."""
     mine = {n: tables[n].filter(pl.col("policy") == policy) for n in ("ledger", "plans", "tiers")}
-    ledger = mine["ledger"].filter(at(place, kv_head=True), pl.col("step").is_in(list(steps))).sort("step").collect()
+    ledger = mine["ledger"].filter(at(place, kv_head=True), pl.lit(True) if steps is None else pl.col("step").is_in(list(steps)))
+    rows = ledger.sort("step").collect()
     tiers = mine["tiers"].filter(at(place, kv_head=True)).select("step", "runs").sort("step").collect()
     plans = dict(
         _plans(mine["plans"], place).select("step", "pages", "page_size").collect().rows_by_key("step", named=True, unique=True)
     )
     changes = list(tiers.iter_rows(named=True))
-    tier = np.full(1 + max(ledger["pos"].to_list(), default=-1), FULL, np.int8)  # until a change says otherwise
-    cells = []
-    for row in ledger.iter_rows(named=True):
+    tier = np.full(1 + max(rows["pos"].to_list(), default=-1), FULL, np.int8)  # until a change says otherwise
+    for row in rows.iter_rows(named=True):
         while changes and changes[0]["step"] < row["step"]:  # a cut comes after its step's attention
             for run in changes.pop(0)["runs"]:
                 tier[run["start"] : run["stop"]] = run["tier"] & 3
-        cells.append(_cells(_states(row, tier, plans.get(row["step"]), selective), width))
-    return _rectangles(cells, ledger["step"].to_list(), width)
+        yield row["step"], _states(row, tier, plans.get(row["step"]), selective)
 
 
 def at(place: Place, kv_head: bool = False) -> pl.Expr:
@@ -111,7 +121,6 @@ def _plans(plans: pl.LazyFrame, place: Place) -> pl.LazyFrame:
 
 
 def _states(row: dict[str, Any], tier: NDArray[np.int8], plan: dict[str, Any] | None, selective: bool) -> NDArray[np.int8]:
-    """i8[t + 1]: 0 where gone or out of the window, else KEPT, READ or CODED."""
     t = row["pos"]
     there = tier[: t + 1] != GONE
     there[: t + 1 - row["visible_tokens"]] = False

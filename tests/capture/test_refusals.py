@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvsim.capture.check import verify
+from kvsim.capture.estimate import free_memory
 from kvsim.capture.prompt import CONTEXT, FORCED, Prompt
 from kvsim.capture.run import capture, planned, recording
 from kvsim.errors import BadTrace, WrongUse
@@ -232,3 +233,18 @@ def test_verify_with_another_model(llama, tmp_path):
 
 def test_a_plan_refuses_as_the_capture_would(llama):
     refused("positions", planned, llama, tiny.tokens(300))
+
+
+def test_a_prompt_that_does_not_fit_the_memory(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsim.capture.estimate.free_memory", lambda device: 10_000)
+    refused("10,000 left; most of it is .*--", capture, llama, IDS, tmp_path / "t", steps=2)
+    eager = tiny.model("llama", attn_implementation="eager", max_position_embeddings=8192)
+    refused("most of it is eager attention.*--chunk", capture, eager, tiny.tokens(5000), tmp_path / "t", steps=2)
+    assert not (tmp_path / "t").exists()
+    monkeypatch.setattr("kvsim.capture.estimate.free_memory", lambda device: None)  # a system that does not say
+    assert capture(llama, IDS, tmp_path / "t", steps=2).steps == 2
+
+
+def test_the_memory_that_is_left_is_a_number_of_bytes():
+    left = free_memory(torch.device("cpu"))
+    assert left is None or 1 << 20 < left < 1 << 50
