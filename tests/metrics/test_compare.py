@@ -17,7 +17,8 @@ from kvsim.policies.language import parse_policy
 from kvsim.replay.run import replay
 from kvsim.synth.generate import synthesize
 
-SMALL, LARGE, CHAIN = "quest(read=share(0.2))", "quest(read=share(0.6))", "h2o(hold=share(0.5)) >> quest(read=share(0.2))"
+SMALL, LARGE = "quest(read=share(0.2), page=4)", "quest(read=share(0.6), page=4)"
+CHAIN = "h2o(hold=share(0.5)) >> quest(read=share(0.2), page=4)"
 
 
 @pytest.fixture(scope="module")
