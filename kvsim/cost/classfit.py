@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from kvsim.cost.form import features, place
+from kvsim.cost.form import features, hot_share, place
 from kvsim.cost.residual import Grid
 
 Array = npt.NDArray[np.float64]
@@ -34,12 +34,21 @@ class ClassFit:
     held: dict[str, float]
     rows: dict[str, int]
 
+    def formed(self, samples: pl.DataFrame) -> Array:
+        """µs by the form alone."""
+        by_term = features(samples, tuple(self.coefficients), self.l2_bytes) * list(self.coefficients.values())
+        return np.maximum(by_term.sum(1), 1e-3)
+
     def times(self, samples: pl.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
         """(µs, inside) of rows of this key."""
-        terms = tuple(self.coefficients)
-        formed = features(samples, terms, self.l2_bytes) @ np.array(list(self.coefficients.values()))
         missed, inside = self.grid.at(place(samples))
-        return np.maximum(formed, 1e-3) * np.exp(missed), inside
+        inside &= ~self.displaced(samples)
+        return self.formed(samples) * np.exp(np.where(inside, missed, 0.0)), inside
+
+    def displaced(self, samples: pl.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows of a cold cache that the measurement found in L2: what was measured there is not what they are."""
+        layer = (samples["bytes"].fill_null(0) / samples["layers"]).to_numpy()
+        return (samples["cache"] == "cold").to_numpy() & (hot_share(layer, self.l2_bytes) > 0)
 
     def bandwidth_gbps(self) -> float | None:
         """What the bytes term amounts to."""

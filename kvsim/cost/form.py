@@ -38,7 +38,7 @@ def features(samples: pl.DataFrame, terms: tuple[str, ...], l2_bytes: int | None
     """What each term counts in each row, f64[rows, terms]; without a byte column there is no bandwidth to fit (a `step` of fixed work)."""
     layers = samples["layers"].to_numpy().astype(float)
     mb = samples["bytes"].fill_null(0).to_numpy().astype(float) / 1e6
-    cached = hot_share(mb / layers * 1e6, l2_bytes) if "l2" in terms else np.zeros(len(mb))
+    cached = found_in_l2(samples, l2_bytes) if "l2" in terms else np.zeros(len(mb))
     columns: dict[str, Callable[[], Any]] = {
         "launch": lambda: samples["n"].to_numpy().astype(float),
         "bytes": lambda: mb * (1 - cached),
@@ -48,6 +48,12 @@ def features(samples: pl.DataFrame, terms: tuple[str, ...], l2_bytes: int | None
         "longest": lambda: mb / np.maximum(samples["batch"].to_numpy() * samples["kv_heads"].to_numpy(), 1),
     }
     return np.stack([columns[term]() for term in terms], axis=1)
+
+
+def found_in_l2(samples: pl.DataFrame, l2_bytes: int | None) -> Array:
+    """The share of each row's bytes that comes from L2; nothing of a row whose cache was cold."""
+    layer = samples["bytes"].fill_null(0).to_numpy() / samples["layers"].to_numpy()
+    return np.where((samples["cache"] == "cold").to_numpy(), 0.0, hot_share(layer, l2_bytes))
 
 
 def hot_share(layer_bytes: Array, l2_bytes: int | None) -> Array:

@@ -15,7 +15,7 @@ import polars as pl
 
 from kvsim.cost.classfit import KEY, ClassFit
 from kvsim.cost.fit import DRAWS, Fitted, fit, half
-from kvsim.cost.form import UNITS, features, place
+from kvsim.cost.form import UNITS, place
 from kvsim.cost.hardware import Gpu, named_gpu
 from kvsim.cost.residual import Grid
 from kvsim.cost.samples import read_samples, write_whole
@@ -169,36 +169,39 @@ def predict(model: CostModel, shapes: pl.DataFrame) -> pl.DataFrame:
         key = dict(zip(KEY, values, strict=True))
         own = next((f for f in model.fits if f.key == key), None)
         other = None if own else _nearest(model, key)
-        answers = _own(own, rows) if own else _other(other, rows) if other else _nothing(rows)
-        parts.append(rows.with_columns(_floored(answers, rows, model.gpu)))
+        answers = measured(own, rows) if own else transferred(other, rows) if other else unknown(rows)
+        parts.append(rows.with_columns(floored(answers, rows, model.gpu)))
     out = pl.concat(parts) if parts else shapes.with_row_index("order")
     return out.sort("order").drop("order")
 
 
-def _own(f: ClassFit, rows: pl.DataFrame) -> list[pl.Series]:
+def measured(f: ClassFit, rows: pl.DataFrame) -> list[pl.Series]:
+    """predicted_us, low_us, high_us, grade of rows of the fit's own kernel and heads."""
     t, inside = f.times(rows)
     where, measured = place(rows), f.grid.places
     further = (where[:, 1] > measured[:, 1].max()) & (where[:, 1] <= measured[:, 1].max() + math.log2(FURTHER))
     further &= (where[:, 0] >= measured[:, 0].min()) & (where[:, 0] <= measured[:, 0].max()) & ~inside
     spread = f.spread if math.isfinite(f.spread) else math.log(UNTESTED)
     beyond = max(f.beyond, spread) if math.isfinite(f.beyond) else math.log(UNTESTED)
-    grade = np.where(inside, "calibrated", np.where(further, "extrapolated", "spec"))
+    cold = f.displaced(rows)
+    grade = np.where(cold, "transferred", np.where(inside, "calibrated", np.where(further, "extrapolated", "spec")))
     width = np.exp(np.where(inside, spread, beyond))
-    return _answers(t, t / width, t * width, grade)
+    return _answers(t, np.where(cold, t * (1 - TRANSFER), t / width), np.where(cold, t * (1 + TRANSFER), t * width), grade)
 
 
-def _other(f: ClassFit, rows: pl.DataFrame) -> list[pl.Series]:
+def transferred(f: ClassFit, rows: pl.DataFrame) -> list[pl.Series]:
+    """The same of rows of another kernel, dtype or heads: the form of the fit without its residuals, ±40 %."""
     terms = tuple(f.coefficients)
     needs = [
         c for term, c in (("sequence", "batch"), ("longest", "kv_heads"), ("page", "pages"), ("bytes", "bytes")) if term in terms
     ]
     if any(rows[c].null_count() for c in needs):
-        return _nothing(rows)
-    t = np.maximum(features(rows, terms, f.l2_bytes) @ np.array(list(f.coefficients.values())), 1e-3)
+        return unknown(rows)
+    t = f.formed(rows)
     return _answers(t, t * (1 - TRANSFER), t * (1 + TRANSFER), np.full(len(t), "transferred"))
 
 
-def _nothing(rows: pl.DataFrame) -> list[pl.Series]:
+def unknown(rows: pl.DataFrame) -> list[pl.Series]:
     none = np.full(rows.height, np.nan)
     return _answers(none, none, none, np.full(rows.height, "spec"))
 
@@ -210,7 +213,7 @@ def _answers(t: Any, low: Any, high: Any, grade: Any) -> list[pl.Series]:
     return [*numbers, pl.Series("grade", grade.tolist(), dtype=pl.String)]
 
 
-def _floored(answers: list[pl.Series], rows: pl.DataFrame, gpu: Gpu | None) -> list[pl.Series]:
+def floored(answers: list[pl.Series], rows: pl.DataFrame, gpu: Gpu | None) -> list[pl.Series]:
     """`spec` rows get bytes over the link, as a floor."""
     link = gpu.link_gbps(str(rows["class"][0])) if gpu else None
     floor = rows["bytes"] / (link * 1e3) if link else pl.Series([None] * rows.height, dtype=pl.Float64)

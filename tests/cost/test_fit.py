@@ -93,8 +93,9 @@ def test_few_shapes_widen_an_interval():
 def test_l2_is_a_region_of_its_own():
     assert hot_share(np.array([1.0, 10, 11.25, 12.5, 40]), 10).tolist() == pytest.approx([1, 1, 0.5, 0, 0])
     assert hot_share(np.array([1.0]), None).tolist() == [0]
-    rows = samples()
+    rows = samples(cache="unknown")
     layers = rows["bytes"].to_numpy() / 1e6
+    assert features(rows.with_columns(cache=pl.lit("cold")), ("bytes", "l2"), A100.l2_bytes)[:, 1].sum() == 0
     warm = features(rows, ("bytes", "l2"), A100.l2_bytes)
     assert warm.sum(1) == pytest.approx(layers)  # every byte in one region
     t = 5 + warm @ np.array([1e3 / 1500, 1e3 / 4000])
