@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvsim import __version__
-from kvsim.errors import KvsimError, WrongUse
+from kvsim.errors import KvsimError, Uncalibrated, WrongUse
 
-DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_USE, UNCALIBRATED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KvsimError as e:
         _complain(str(e))
-        return WRONG_USE if isinstance(e, WrongUse) else FAILED
+        return WRONG_USE if isinstance(e, WrongUse) else UNCALIBRATED if isinstance(e, Uncalibrated) else FAILED
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED

@@ -19,3 +19,7 @@ class BrokenLaw(KvsimError, AssertionError):
 
 class BadProfile(KvsimError, ValueError):
     """A profiler's export, a table of samples or a cost model is not what its format says (exit code 1)."""
+
+
+class Uncalibrated(BadProfile):
+    """`--strict`: a time that no measurement encloses (exit code 3)."""

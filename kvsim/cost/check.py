@@ -11,7 +11,7 @@ from kvsim.cost.classfit import summary
 from kvsim.cost.fit import half
 from kvsim.cost.hardware import named_gpu
 from kvsim.cost.model import GRADES, CostModel, predict
-from kvsim.errors import BadProfile, WrongUse
+from kvsim.errors import Uncalibrated, WrongUse
 
 HEADS = ("class", "q_heads", "kv_heads", "head_dim")
 LARGE = 2  # L2 sizes above which a cache plays no part
@@ -23,7 +23,7 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
     Each row: n, mape, p90, bias of the calibrated predictions, as fractions; large: the same above twice L2; plain, plain_large:
     bytes/peak on the same rows; grades: how many rows have which. A model of half the shapes is checked on the
     other half. Raises WrongUse when it is of another GPU or has none of the samples' heads;
-    if strict, BadProfile when a row is not calibrated."""
+    if strict, Uncalibrated when a row is not calibrated."""
     rest = samples.filter(~half(samples)) if model.about["options"]["half"] else samples
     good = rest.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot"))
     _refuse_another_gpu(model, good)
@@ -41,11 +41,11 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
 
 
 def refuse_uncalibrated(told: pl.DataFrame) -> None:
-    """--strict. Raises BadProfile that names the first shape outside of what was measured."""
+    """--strict. Raises Uncalibrated that names the first shape outside of what was measured."""
     rest = told.filter(pl.col("grade") != "calibrated")
     if rest.height:
         first = rest.row(0, named=True)
-        raise BadProfile(
+        raise Uncalibrated(
             f"--strict: {rest.height} of {told.height} rows are not calibrated, the first {_heads(tuple(first[k] for k in HEADS))}, "
             f"batch {first['batch']}, context {first['context']} ({first['grade']}): measure shapes that enclose it"
         )

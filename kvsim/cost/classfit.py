@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ class ClassFit:
     """One fit: key, coefficients by term (µs; units in form.UNITS), their 95 % intervals, the measured shapes with what the form misses there.
 
     spread: 95th percentile of |log error| on left-out shapes inside the hull, the half-width of a prediction's interval; beyond: the
-    same on shapes up to twice past the largest one. held: error on the left-out shapes."""
+    same on shapes up to twice past the largest one. held: error on the left-out shapes. lacks: what to measure before the
+    bandwidth can be told, empty when it can. draws f64[draws, terms]: coefficients of resampled
+    shapes, the same draw of one resample in all fits made together; empty where none were drawn."""
 
     key: dict[str, Any]
     coefficients: dict[str, float]
@@ -33,6 +35,8 @@ class ClassFit:
     beyond: float
     held: dict[str, float]
     rows: dict[str, int]
+    lacks: str = ""
+    draws: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     def formed(self, samples: pl.DataFrame) -> Array:
         """µs by the form alone."""
@@ -49,6 +53,21 @@ class ClassFit:
         """Rows of a cold cache that the measurement found in L2: what was measured there is not what they are."""
         layer = (samples["bytes"].fill_null(0) / samples["layers"]).to_numpy()
         return (samples["cache"] == "cold").to_numpy() & (hot_share(layer, self.l2_bytes) > 0)
+
+    def drawn(self, i: int) -> ClassFit:
+        """The fit of the i-th resample; itself where none was drawn."""
+        return (
+            replace(self, coefficients=dict(zip(self.coefficients, self.draws[i].tolist(), strict=True)))
+            if len(self.draws)
+            else self
+        )
+
+    def stretch(self) -> float:
+        """Half-width of the 95 % intervals over the standard deviation of the draws: more than 1.96 where shapes are few."""
+        half = np.array([(high - low) / 2 for low, high in self.ci95.values()])
+        spread = self.draws.std(axis=0) if len(self.draws) else np.zeros(0)
+        known = spread > 0 if len(spread) else np.zeros(0, bool)
+        return float(max(1.96, (half[known] / spread[known]).max(initial=0.0))) if known.any() else 1.96
 
     def bandwidth_gbps(self) -> float | None:
         """What the bytes term amounts to."""

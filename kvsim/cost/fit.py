@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ LEAST = 1e-4  # of a log error: less than timings are rounded to
 FEWEST = 4  # shapes
 DRAWS = 200
 STEP_WIDE = 3  # of whole steps: the weights are in every one
+TELLING = 4  # launch costs that the bytes of the largest shape must take for the bandwidth to be told
 WIDE = 8  # largest over smallest bytes below which no bandwidth can be told from the launch
 
 
@@ -90,6 +92,8 @@ def _unfit(group: pl.DataFrame, wide: int) -> str:
     shapes = group.select("variant", "batch", "context", "pages", "bytes").unique().height
     if shapes < FEWEST:
         return f"fewer than {FEWEST} shapes; measure 8 to 12, corners of batch and context among them"
+    if group["class"][0] == "rest":  # of the batch, not of bytes
+        return ""
     if group["bytes"].null_count():
         return "no bytes; import with --geometry, --batch and --context, or fill the column in"
     if group["bytes"].max() < wide * max(group["bytes"].min(), 1):  # type: ignore[operator, type-var]  # whole numbers, at least one
@@ -102,14 +106,12 @@ def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws:
     link = gpu.link_gbps(key["class"]) if gpu else None
     places, t = place(group), group["t_us"].to_numpy()
     cells = np.unique(places, axis=0, return_inverse=True)[1].ravel()
-    terms, errors = _choose(group, places, cells, t, l2, link)
+    base = BASE if key["class"] != "rest" else BASE[:1]
+    terms, errors = _choose(group, places, cells, t, base, l2, link)
     x, floor, ones = features(group, terms, l2), _floor(terms, link), np.ones(len(t))
     a = solve(x, t, floor, ones)
-    ci = (
-        interval(bootstrap(x, t, floor, cells, a, draws, seed_of(key, seed)), a, int(cells.max()) + 1)
-        if draws
-        else np.stack([a, a], axis=1)
-    )
+    again = bootstrap(x, t, floor, cells, a, draws, seed_of(key, seed)) if draws else a[None]
+    ci = interval(again, a, int(cells.max()) + 1)
     found = ClassFit(
         key=key,
         coefficients=dict(zip(terms, map(float, a), strict=True)),
@@ -120,8 +122,23 @@ def _fit_group(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws:
         beyond=_beyond(group, places, t, terms, l2, link),
         held=summary(errors),
         rows={s: n for s, n in sorted(group["status"].value_counts().iter_rows())} | {"shapes": int(cells.max()) + 1},
+        draws=again[:draws],
+        lacks=_lacks(group, dict(zip(terms, map(float, a), strict=True))),
     )
     return [found]
+
+
+def _lacks(group: pl.DataFrame, a: dict[str, float]) -> str:
+    """Which shape would tell the bandwidth, when none spends four times as long on its bytes as on its launches; empty when one does."""
+    if "bytes" not in a:
+        return ""
+    on_bytes = (group["bytes"] / group["n"] * a["bytes"] / 1e6).to_numpy()
+    if on_bytes.max() > TELLING * a["launch"]:
+        return ""
+    row = group.row(int(on_bytes.argmax()), named=True)
+    times = TELLING * a["launch"] / max(float(on_bytes.max()), 1e-9)
+    where = f"batch {row['batch']}, context {math.ceil(row['context'] * times)}" if row["batch"] and row["context"] else "a shape"
+    return f"{where} ({row['bytes'] / row['n'] * times / 1e6:.3g} MB a launch) would tell the bandwidth; none measured is large enough"
 
 
 def _floor(terms: tuple[str, ...], link: float | None) -> Array:
@@ -130,12 +147,18 @@ def _floor(terms: tuple[str, ...], link: float | None) -> Array:
 
 
 def _choose(
-    group: pl.DataFrame, places: Array, cells: npt.NDArray[np.int64], t: Array, l2: int | None, link: float | None
+    group: pl.DataFrame,
+    places: Array,
+    cells: npt.NDArray[np.int64],
+    t: Array,
+    base: tuple[str, ...],
+    l2: int | None,
+    link: float | None,
 ) -> tuple[tuple[str, ...], Array]:
     """The terms, and log(predicted/measured) on left-out shapes under them: forward, the best extra term first, while each earns its place."""
     fold = _folds(cells)
-    terms: tuple[str, ...] = BASE
-    errors = _held_out(group, places, t, fold, BASE, l2, link)
+    terms = base
+    errors = _held_out(group, places, t, fold, base, l2, link)
     while len(terms) < min(6, int(cells.max())) and len(errors):
         tried = {
             term: _held_out(group, places, t, fold, (*terms, term), l2, link) for term in usable(group, l2) if term not in terms

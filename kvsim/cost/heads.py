@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from kvsim.errors import WrongUse
@@ -48,6 +51,21 @@ def attention_bytes(batch: int, tokens: int, q_heads: int, kv_heads: int, key_di
 
     Source: cost study, section 3; without its four bytes a page, which tables of timings do not tell."""
     return tokens * kv_heads * (key_dim + value_dim) * kv_bits // 8 + batch * q_heads * (key_dim + value_dim) * 2
+
+
+def geometry(text: str) -> Geometry:
+    """A JSON file, or the id of a model in models.toml (its last part is enough). Raises WrongUse with the nearest one."""
+    if Path(text).is_file():
+        return read_geometry(text)
+    known = tomllib.loads(files("kvsim.cost").joinpath("models.toml").read_text(encoding="utf-8"))
+    names = {key.lower(): name for name in known for key in (name, name.split("/")[-1])}
+    if text.lower() in names:
+        return Geometry(**known[names[text.lower()]])
+    near = difflib.get_close_matches(text.lower(), names, 1)
+    hint = f"did you mean {names[near[0]]!r}?" if near else f"known are {', '.join(known)}"
+    raise WrongUse(
+        f"--geometry {text}: no such file, and no model that kvsim knows; {hint} Else write its heads into a JSON file"
+    )
 
 
 def read_geometry(path: str | Path) -> Geometry:

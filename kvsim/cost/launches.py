@@ -13,14 +13,39 @@ import polars as pl
 from kvsim.cost.heads import Geometry
 from kvsim.cost.samples import SCHEMA
 
-ON_HOST = ("host_fetch", "ssd_fetch")  # what can run beside the rest of the step
+FETCHES = ("host_fetch", "ssd_fetch")  # what can run beside the rest of the step
+SCORES = ("fused_lse", "second_pass", "sdpa_fallback")
+SCORES_AT = ("steps", "events")
+DEQUANT = ("separate", "fused")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How an engine does what a policy asks, where there is a choice.
+
+    scores, where a policy looks at probabilities that a fused kernel does not give:
+        fused_lse      the kernel gives log-sum-exp; keys are read once more and summed up at once
+        second_pass    keys are read once more, probabilities written and read
+        sdpa_fallback  attention runs unfused: logits and probabilities written and read, K and V copied out for every query head
+    scores_at: every step, or only events, steps that change what is held. dequant: rows are decoded by a kernel of their own, which reads
+    codes and writes 16-bit rows that attention reads, or inside attention."""
+
+    scores: str = "second_pass"
+    scores_at: str = "steps"
+    dequant: str = "separate"
+
+
+def score_factors(scores: str, group: int) -> tuple[float, float, float]:
+    """Bytes of the `scores` class: (times the keys read, times the values read, times the probabilities as they are written and read)."""
+    copies = 2.0 * group if group > 1 else 0.0
+    return {"fused_lse": (1.0, 0.0, 0.0), "second_pass": (1.0, 0.0, 1.0), "sdpa_fallback": (copies, copies, 2.0)}[scores]
 
 
 @dataclass(frozen=True)
 class Launch:
     """One group: `n` launches of one class over `layers` layers alike. bytes are of all of them; batch, context and pages of one layer.
 
-    context: tokens that a request's kv head reads, the mean of the batch; pages: of one kv head, all requests together."""
+    context: tokens that a request's kv head holds or reads, the mean of the batch; pages: of one kv head, all requests together."""
 
     cls: str
     bytes: int | None

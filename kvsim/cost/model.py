@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from kvsim.cost.classfit import KEY, ClassFit
 from kvsim.cost.fit import DRAWS, Fitted, fit, half
 from kvsim.cost.form import UNITS, place
+from kvsim.cost.gate import OVER
 from kvsim.cost.hardware import Gpu, named_gpu
 from kvsim.cost.residual import Grid
 from kvsim.cost.samples import read_samples, write_whole
@@ -54,7 +56,7 @@ def calibrate(
         why = fitted.refused[0]["why"] if fitted.refused else "no usable rows"
         raise WrongUse(f"{files[0].name}: nothing to fit: {why}")
     inputs = [_input(path, part) for path, part in zip(files, parts, strict=True)]
-    return CostModel(card, fitted.fits, _about(card, inputs, fitted, halved, draws, seed))
+    return CostModel(card, fitted.fits, _about(card, chosen, inputs, fitted, halved, draws, seed))
 
 
 def _card(samples: pl.DataFrame, gpu: str | None) -> Gpu | None:
@@ -71,7 +73,18 @@ def _input(path: Path, samples: pl.DataFrame) -> dict[str, Any]:
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "rows": counts}
 
 
-def _about(card: Gpu | None, inputs: list[dict[str, Any]], fitted: Fitted, halved: bool, draws: int, seed: int) -> dict[str, Any]:
+def _seen(samples: pl.DataFrame) -> dict[str, Any]:
+    """Per class, how many times the modelled bytes a profiler saw at the memory: {"ratio": median, "n": samples}."""
+    both = samples.filter((pl.col("bytes") > 0) & pl.col("bytes_measured").is_not_null())
+    told = both.group_by("class").agg(ratio=(pl.col("bytes_measured") / pl.col("bytes")).median(), n=pl.len()).sort("class")
+    return {r["class"]: {"ratio": _short(r["ratio"]), "n": r["n"]} for r in told.to_dicts()}
+
+
+def _about(
+    card: Gpu | None, samples: pl.DataFrame, inputs: list[dict[str, Any]], fitted: Fitted, halved: bool, draws: int, seed: int
+) -> dict[str, Any]:
+    card: Gpu | None, samples: pl.DataFrame, inputs: list[dict[str, Any]], fitted: Fitted, halved: bool, draws: int, seed: int
+) -> dict[str, Any]:
     import importlib.metadata as installed
 
     return {
@@ -79,6 +92,7 @@ def _about(card: Gpu | None, inputs: list[dict[str, Any]], fitted: Fitted, halve
         "software": {name: installed.version(name) for name in ("kvsim", "numpy", "scipy")},
         "gpu": asdict(card) if card else None,
         "inputs": inputs,
+        "bytes_measured": _seen(samples),
         "options": {"half": halved, "draws": draws, "seed": seed},
         "left_out": {k: n for k, n in sorted(fitted.left_out.items()) if n},
         "refused": fitted.refused,
@@ -94,6 +108,7 @@ def lines(model: CostModel) -> list[str]:
         terms = ", ".join(f"{t} {c:.4g} [{f.ci95[t][0]:.4g}, {f.ci95[t][1]:.4g}]" for t, c in f.coefficients.items())
         held = f"{f.held['mape']:.1%} on {f.held['n']} left-out shapes" if f.held["n"] else "nothing left out to test it"
         said.append(f"  {f.key['class']} {f.key['variant']} {key}: {terms}; {held}")
+        said += [f"    {f.lacks}"] if f.lacks else []
     return said + [f"  left out: {n} {why}" for why, n in model.about["left_out"].items()]
 
 
@@ -121,6 +136,8 @@ def _plain(f: ClassFit) -> dict[str, Any]:
         "beyond": _short(f.beyond),
         "held_out": {k: _short(v) for k, v in f.held.items()},
         "rows": f.rows,
+        "lacks": f.lacks,
+        "draws": {k: " ".join(f"{x:.5g}" for x in f.draws[:, i]) for i, k in enumerate(f.coefficients) if len(f.draws)},
     }
 
 
@@ -141,7 +158,19 @@ def read_model(path: str | Path) -> CostModel:
         if isinstance(e, BadProfile):
             raise
         raise BadProfile(f"{name}: not a cost model ({type(e).__name__}: {e}); make one with kvsim cost fit") from None
+    _refuse_faster_than_link(name, card, fits)
     return CostModel(card, fits, about)
+
+
+def _refuse_faster_than_link(name: str, gpu: Gpu | None, fits: list[ClassFit]) -> None:
+    """A fit never finds such a bandwidth; a file that was edited may hold one."""
+    for f in fits:
+        link, found = gpu.link_gbps(f.key["class"]) if gpu else None, f.bandwidth_gbps()
+        if link and found and found > 1.001 * OVER * link:
+            raise BadProfile(
+                f"{name}: {f.key['class']} {f.key['variant']} at {found:.0f} GB/s, faster than the {link:g} GB/s of {gpu.name}'s link;"  # type: ignore[union-attr]
+                " the file was altered or names another GPU: fit again"
+            )
 
 
 def _read_fit(f: dict[str, Any]) -> ClassFit:
@@ -150,7 +179,14 @@ def _read_fit(f: dict[str, Any]) -> ClassFit:
         key=f["key"], coefficients={t: f["coefficients"][t] for t in UNITS if t in f["coefficients"]},
         ci95={t: (f["ci95"][t][0], f["ci95"][t][1]) for t in f["ci95"]}, grid=Grid(np.log2(cells[:, :2]), cells[:, 2]),
         l2_bytes=f["l2_bytes"], spread=_number(f["spread"]), beyond=_number(f["beyond"]), held=f["held_out"], rows=f["rows"],
+        lacks=f.get("lacks", ""), draws=_read_draws(f),
     )  # fmt: skip
+
+
+def _read_draws(f: dict[str, Any]) -> npt.NDArray[np.float64]:
+    """Models of before have none."""
+    told = f.get("draws") or {}
+    return np.array([[float(x) for x in told[t].split()] for t in UNITS if t in told]).T if told else np.zeros((0, 0))
 
 
 def _number(x: float | None) -> float:

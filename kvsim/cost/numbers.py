@@ -1,4 +1,4 @@
-"""Numbers and units as profilers print them -> plain floats in microseconds and bytes."""
+"""Numbers and units as profilers print them -> plain floats in microseconds and bytes; and microseconds as kvsim prints them."""
 
 from __future__ import annotations
 
@@ -41,3 +41,10 @@ def scaled(value: float, unit: str, base: str, where: str) -> float:
     if not found:
         raise BadProfile(f"{where}: unit {unit!r} where {base}, K{base}, M{base} or G{base} is expected")
     return value * PREFIX[found[1]]
+
+
+def seconds(us: float | None) -> str:
+    """Microseconds as people read them, three digits: 12345.6 -> "12.3 ms"."""
+    if us is None:
+        return "?"
+    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"

@@ -35,10 +35,21 @@ def fit_steps(key: dict[str, Any], group: pl.DataFrame, gpu: Gpu | None, draws: 
     cells = np.unique(np.column_stack([mine.argmax(1), places]), axis=0, return_inverse=True)[1].ravel()
     a = solve(x, t, floor, np.ones(len(t)))
     count = int(cells.max()) + 1
-    ci = interval(bootstrap(x, t, floor, cells, a, draws, seed_of(key, seed)), a, count) if draws else np.stack([a, a], axis=1)
+    again = bootstrap(x, t, floor, cells, a, draws, seed_of(key, seed)) if draws else a[None]
+    ci = interval(again, a, count)
     errors = _left_out(x, t, floor, cells)
     return [
-        _of_variant(key | {"variant": name}, mine[:, i], group, places, np.log(t / (x @ a)), errors, a[[i, -1]], ci[[i, -1]])
+        _of_variant(
+            key | {"variant": name},
+            mine[:, i],
+            group,
+            places,
+            np.log(t / (x @ a)),
+            errors,
+            a[[i, -1]],
+            ci[[i, -1]],
+            again[:draws, [i, -1]],
+        )
         for i, name in enumerate(variants)
     ]
 
@@ -52,6 +63,7 @@ def _of_variant(
     errors: Array,
     a: Array,
     ci: Array,
+    draws: Array,
 ) -> ClassFit:
     found = errors[mine][np.isfinite(errors[mine])]
     return ClassFit(
@@ -65,6 +77,7 @@ def _of_variant(
         held=summary(found),
         rows={s: n for s, n in sorted(group.filter(pl.Series(mine))["status"].value_counts().iter_rows())}
         | {"shapes": int(mine.sum())},
+        draws=draws,
     )
 
 
