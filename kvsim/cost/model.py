@@ -83,8 +83,6 @@ def _seen(samples: pl.DataFrame) -> dict[str, Any]:
 def _about(
     card: Gpu | None, samples: pl.DataFrame, inputs: list[dict[str, Any]], fitted: Fitted, halved: bool, draws: int, seed: int
 ) -> dict[str, Any]:
-    card: Gpu | None, samples: pl.DataFrame, inputs: list[dict[str, Any]], fitted: Fitted, halved: bool, draws: int, seed: int
-) -> dict[str, Any]:
     import importlib.metadata as installed
 
     return {
