@@ -293,6 +293,127 @@ def cost_check(args: argparse.Namespace) -> int:
     return DONE
 
 
+def cost_predict(args: argparse.Namespace) -> None:
+    from kvsim.cost import predict
+    from kvsim.cost.model import read_model
+    from kvsim.metrics.run import open_run
+
+    run = open_run(args.run)
+    asked = predict.Asked(
+        batch=args.batch,
+        variant=args.variant,
+        kernels=_kernels(args),
+        how=_how(args),
+        weights_bytes=_bytes(args.weights),
+        graph=args.graph,
+    )
+    bill = predict.predict(read_model(args.model), run.about, run.ledger, run.tables["events"], asked)
+    if args.strict:
+        predict.refuse_uncalibrated(bill.parts, "parts of steps")
+    predict.write(bill, args.out)
+    if args.json:
+        _json({"policies": bill.summary, "notes": bill.notes})
+        return
+    for line in (*predict.lines(bill), args.out):
+        print(line)
+
+
+def cost_whatif(args: argparse.Namespace) -> None:
+    from kvsim.cost import whatif
+    from kvsim.cost.heads import geometry
+    from kvsim.cost.model import read_model
+
+    asked = whatif.Asked(
+        args.policy,
+        contexts=args.context,
+        batches=args.batch,
+        lengths=args.lengths,
+        variants=args.variant,
+        kernels=_kernels(args),
+        how=_how(args),
+        devices=args.tp,
+        union=args.union_factor,
+        weights_bytes=_bytes(args.weights),
+        graph=args.graph,
+        padded=args.padded,
+    )
+    rows = whatif.whatif(read_model(args.model), geometry(args.geometry), asked)
+    if args.strict:
+        whatif.refuse_uncalibrated(rows)
+    if args.json:
+        _json({"rows": rows})
+        return
+    for line in whatif.lines(rows):
+        print(line)
+
+
+def cost_explain(args: argparse.Namespace) -> None:
+    from kvsim.cost import claims, explain
+    from kvsim.cost.fixed import fixed
+    from kvsim.cost.heads import geometry
+    from kvsim.cost.model import read_model
+    from kvsim.cost.prices import priced_for
+
+    if args.claims:
+        if args.json:
+            _json({"claims": [claims.quest(), claims.qevict()]})
+            return
+        for line in claims.lines():
+            print(line)
+        return
+    if not (args.model and args.geometry and args.context):
+        raise WrongUse("explain needs --model, --geometry and --context, or --claims alone")
+    model, heads = read_model(args.model), geometry(args.geometry)
+    prices = priced_for(
+        model,
+        (heads.q_heads, heads.kv_heads, heads.head_dim),
+        rest=args.variant,
+        kernels=_kernels(args),
+        weights_bytes=_bytes(args.weights),
+        graph=args.graph,
+    )
+    found = explain.explain(prices, fixed(args.policy, heads, args.union_factor), heads, [args.context] * args.batch, _how(args))
+    if args.json:
+        _json({"parts": found, "inputs": model.about["inputs"]})
+        return
+    for line in explain.lines(found, model.about["inputs"]):
+        print(line)
+
+
+def _how(args: argparse.Namespace) -> Any:
+    from kvsim.cost.launches import Kernels
+
+    return Kernels(args.scores, args.scores_at, args.dequant)
+
+
+def _kernels(args: argparse.Namespace) -> dict[str, str]:
+    """CLASS=VARIANT of --kernel."""
+    from kvsim.cost.samples import CLASSES
+
+    chosen: dict[str, str] = {}
+    for text in args.kernel:
+        cls, _, variant = text.partition("=")
+        if cls not in CLASSES or not variant:
+            raise WrongUse(f"--kernel {text}: expected CLASS=VARIANT, the class one of {', '.join(CLASSES)}")
+        chosen[cls] = variant
+    return chosen
+
+
+def _bytes(text: str | None) -> int | None:
+    """13.5GB, 4GiB or a number of bytes."""
+    if text is None:
+        return None
+    units = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6, "": 1}
+    unit = next(u for u in units if text.endswith(u))
+    try:
+        size = float(text.removesuffix(unit))
+    except ValueError:
+        size = -1.0
+    if not 0 < size < 1e15:
+        raise WrongUse(f"--weights {text}: expected bytes such as 13.5GB, 4GiB or 13476831232")
+    return round(size * units[unit])
+
+
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
 REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
@@ -484,6 +605,87 @@ def _cost_check_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="for programs")
 
 
+def _cost_price_options(p: argparse.ArgumentParser) -> None:
+    """What predict, whatif and explain share: which fits, and what an engine does where it has a choice."""
+    p.add_argument(
+        "--kernel", action="append", default=[], metavar="CLASS=VARIANT", help="whose fit, where the model has several"
+    )
+    p.add_argument("--graph", choices=("eager", "piecewise", "full"), help="only fits of steps launched so")
+    p.add_argument(
+        "--weights", metavar="SIZE", help="bytes of the model's weights, 13.5GB: memory, and a floor of the rest of a step"
+    )
+    p.add_argument(
+        "--scores",
+        choices=("fused_lse", "second_pass", "sdpa_fallback"),
+        default="second_pass",
+        help="how probabilities are had (default: second_pass)",
+    )
+    p.add_argument(
+        "--scores-at", choices=("steps", "events"), default="steps", help="at every step (default), or only at those that cut"
+    )
+    p.add_argument(
+        "--dequant", choices=("separate", "fused"), default="separate", help="a kernel of its own (default), or inside attention"
+    )
+    p.add_argument("--json", action="store_true", help="for programs")
+
+
+def _cost_predict_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run", metavar="RUN")
+    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
+    p.add_argument("-o", "--out", required=True, metavar="DIR", help="a new folder for the tables")
+    p.add_argument(
+        "--batch", type=_number, default=1, metavar="N", help="requests at once, all like the replayed one (default: 1)"
+    )
+    p.add_argument(
+        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
+    )
+    p.add_argument("--strict", action="store_true", help="exit 3 unless every part of every step is calibrated")
+    _cost_price_options(p)
+
+
+def _cost_whatif_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
+    p.add_argument(
+        "-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions with fixed budgets"
+    )
+    p.add_argument(
+        "--geometry", required=True, metavar="FILE|MODEL_ID", help="JSON with the heads of the model, or one that kvsim knows"
+    )
+    p.add_argument("--context", type=_numbers, default=[], metavar="LIST", help="tokens of a request: 8192,32768")
+    p.add_argument("--batch", type=_numbers, default=[1], metavar="LIST", help="requests: 1,8 (default: 1)")
+    p.add_argument(
+        "--lengths", type=_numbers, default=[], metavar="LIST", help="tokens of each request of one batch, in place of both"
+    )
+    p.add_argument("--padded", action="store_true", help="every request costs what the longest does")
+    p.add_argument(
+        "--variant", action="append", default=[], metavar="NAME", help="only these steps or rests of steps: a weight format"
+    )
+    p.add_argument("--tp", type=_number, default=1, metavar="N", help="devices that share the heads (default: 1)")
+    p.add_argument(
+        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
+    )
+    p.add_argument("--strict", action="store_true", help="exit 3 unless every row is calibrated")
+    _cost_price_options(p)
+
+
+def _cost_explain_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--claims", action="store_true", help="published times that bytes contradict")
+    p.add_argument("--model", metavar="MODEL.json", help="a cost model")
+    p.add_argument(
+        "-p", "--policy", default="full()", metavar="POLICY", help="an expression with a fixed budget (default: full())"
+    )
+    p.add_argument("--geometry", metavar="FILE|MODEL_ID", help="JSON with the heads of the model, or one that kvsim knows")
+    p.add_argument("--context", type=_number, metavar="N", help="tokens of a request")
+    p.add_argument("--batch", type=_number, default=1, metavar="N", help="requests (default: 1)")
+    p.add_argument(
+        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
+    )
+    p.add_argument(
+        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
+    )
+    _cost_price_options(p)
+
+
 def _policy_file(p: argparse.ArgumentParser) -> None:
     p.add_argument("--policy-file", action="append", default=[], metavar="FILE", help="a Python file with policies of your own")
 
@@ -501,6 +703,17 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
     ("cost", "import"): ("profilers' exports -> samples, with an account of every row", cost_import, _cost_import_options),
     ("cost", "fit"): ("samples -> a cost model of one GPU", cost_fit, _cost_fit_options),
     ("cost", "check"): ("a cost model against measurements", cost_check, _cost_check_options),
+    ("cost", "predict"): ("a run's bytes -> time per output token, by policy and class", cost_predict, _cost_predict_options),
+    ("cost", "whatif"): (
+        "policies with fixed budgets at any context and batch, without a trace",
+        cost_whatif,
+        _cost_whatif_options,
+    ),
+    ("cost", "explain"): (
+        "which fit and term a time comes from; published times that bytes contradict",
+        cost_explain,
+        _cost_explain_options,
+    ),
     ("compare",): ("paired differences of two runs, with intervals over contexts", compare_, _compare_options),
     ("diff",): ("which tokens two policies of a run read differently, by layer, head and step", diff_, _diff_options),
     ("report",): ("one self-contained page of one or several runs", report_, _report_options),
@@ -509,7 +722,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
 
 GROUPS = {
     "trace": ("info, check, synth", "Traces."),
-    "cost": ("import, fit, check", "Time from counted bytes, on a GPU that was measured."),
+    "cost": ("import, fit, check, predict, whatif, explain", "Time from counted bytes, on a GPU that was measured."),
 }
 
 
@@ -562,6 +775,13 @@ def _layers(text: str) -> list[int] | None:
 
 
 MOST = 1_000_000  # numbers in a list
+
+
+def _number(text: str) -> int:
+    """A whole number above 0."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
+    return int(text)
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,6 +1,7 @@
-"""Two studies behind the cost model that take too long for a test: `tables FOLDER` and `synthetic`.
+"""What is behind the cost model and takes too long for a test: `tables FOLDER`, `models FOLDER -o DIR` and `synthetic`.
 
 tables FOLDER       imports every file; fits decode tables on half of their shapes and checks the other half
+models FOLDER -o DIR  the same for decode tables only, and writes a model of all their shapes to DIR
 synthetic --sets N  how often 95 % intervals hold the truth of made-up samples with a tenth of outliers
 """
 
@@ -29,8 +30,8 @@ GOAL, WIDER, WHOLE = (0.08, 0.18), (0.15, 0.35), 0.15  # MAPE and P90 above 2x L
 SHAPES = [(batch, context) for batch in (1, 4, 16, 64) for context in (512, 4096, 32768)]
 
 
-def tables(folder: Path, draws: int) -> int:
-    """Prints an account of every file, then one line a table -> the number of files or goals missed."""
+def tables(folder: Path, draws: int, out: Path | None = None) -> int:
+    """Prints an account of every file, then one line a table -> the number of files or goals missed. out: a folder for models of tables."""
     missed = 0
     with tempfile.TemporaryDirectory() as made:
         for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".md"):
@@ -45,8 +46,23 @@ def tables(folder: Path, draws: int) -> int:
                 continue
             print("\n".join(lines(found)), flush=True)
             if found.files[0]["format"] in ("aic", "llmservingsim"):
-                missed += _half(path.name, found, Path(made), draws)
+                missed += _half(path.name, found, Path(made), draws if out is None else 0)
+                if out is not None:
+                    _model(out / f"{path.stem}.costmodel.json", found, Path(made), draws)
     return missed
+
+
+def _model(path: Path, found: Loaded, made: Path, draws: int) -> None:
+    """A model of all shapes of a table; it says what its fits missed on shapes left out one after the other."""
+    samples = made / f"{path.name.removesuffix('.costmodel.json')}.samples.csv"
+    write_samples(found.samples, samples)
+    model = calibrate([samples], draws=draws)
+    write_model(model, path)
+    held = [f.held["mape"] for f in model.fits if f.held["n"]]
+    print(
+        f"  {path.name}: {len(model.fits)} fits, MAPE on left-out shapes median {np.median(held):.1%}, worst {max(held):.1%}",
+        flush=True,
+    )
 
 
 def _half(name: str, found: Loaded, made: Path, draws: int) -> int:
@@ -106,12 +122,22 @@ def main() -> int:
     p = verbs.add_parser("tables", help="import, fit on half, check on the other half")
     p.add_argument("folder", type=Path)
     p.add_argument("--draws", type=int, default=0, help="resamples behind the intervals, which this study does not print")
+    p = verbs.add_parser("models", help="the same for decode tables, with a model of each")
+    p.add_argument("folder", type=Path)
+    p.add_argument("-o", "--out", type=Path, required=True, help="a folder for the models")
+    p.add_argument("--draws", type=int, default=200, help="resamples behind the intervals")
     p = verbs.add_parser("synthetic", help="how often intervals hold the truth")
     p.add_argument("--sets", type=int, default=1000)
     p.add_argument("--noise", type=float, default=0.05)
     p.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    return tables(args.folder, args.draws) if args.verb == "tables" else synthetic(args.sets, args.noise, args.repeats)
+    if args.verb == "models":
+        args.out.mkdir(parents=True, exist_ok=True)
+    return (
+        tables(args.folder, args.draws, getattr(args, "out", None))
+        if args.verb != "synthetic"
+        else synthetic(args.sets, args.noise, args.repeats)
+    )
 
 
 if __name__ == "__main__":

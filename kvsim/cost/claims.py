@@ -9,12 +9,12 @@ from kvsim.cost.heads import Geometry, geometry
 from kvsim.cost.plain import row_bytes
 
 LLAMA2_7B_WEIGHTS = 6_738_415_616 * 2  # parameters of the model card, 16 bits each
-QUEST = {
+QUEST: dict[str, Any] = {
     "tokens": 32768,
     "told_ms": 11.0,
     "source": "Quest, arXiv:2406.10774: reading 32K tokens of cache takes at least 11 ms on an RTX 4090",
 }
-QEVICT = {
+QEVICT: dict[str, Any] = {
     "batch": 32, "prompt": 256, "new": 1024, "share": 0.2, "tpot_ms": (59.7, 146.4), "saved_gb": 8.76, "gpu": "a100-80",
     "source": "QEvict, arXiv:2608.05326, table 4: time per output token and peak memory with 20 % of the cache",
 }  # fmt: skip
@@ -71,7 +71,7 @@ def lines() -> list[str]:
         f"  {a['told_ms']:.0f} ms need {a['needs_gbps']:.0f} GB/s; at the peak of an {a['like']} it is {a['like_ms']:.2f} ms",
         f"  and the cache with 16-bit weights is {a['with_weights_gb']:.1f} GB, which do not fit into {a['card_gb']:g} GB",
         b["claim"],
-        f"  not about bytes of the cache: to read a fifth of it saves {saves['mean']:.1f} ms at the mean length, {saves['end']:.1f} ms at the end,",
+        f"  not about bytes of the cache: a fifth of it read saves {saves['mean']:.1f} ms at the mean length, {saves['end']:.1f} at the end,",
         f"  at the peak of an {b['card']}, of steps of {low:.0f} to {high:.0f} ms",
         f"  and {b['saved_gb']:.2f} GB of memory saved is more than the whole cache, {b['cache_gb']:.2f} GB: other memory is counted in",
     ]

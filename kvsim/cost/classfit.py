@@ -64,7 +64,7 @@ class ClassFit:
 
     def stretch(self) -> float:
         """Half-width of the 95 % intervals over the standard deviation of the draws: more than 1.96 where shapes are few."""
-        half = np.array([(high - low) / 2 for low, high in self.ci95.values()])
+        half = np.array([(high - low) / 2 for low, high in (self.ci95[t] for t in self.coefficients)])
         spread = self.draws.std(axis=0) if len(self.draws) else np.zeros(0)
         known = spread > 0 if len(spread) else np.zeros(0, bool)
         return float(max(1.96, (half[known] / spread[known]).max(initial=0.0))) if known.any() else 1.96

@@ -5,6 +5,7 @@ where both took it from the same fit. What a fit misses at a shape (its spread) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -43,14 +44,14 @@ def _pair(found: pl.DataFrame, drawn: list[Array], stretch: float, base: int, po
     rows = found.select("step", "class", "us", "low_us", "high_us", "grade", "by").with_row_index("row")
     sides = [rows.filter(step=s) for s in (base, policy)]
     us = [side["us"].fill_null(0.0).to_numpy() for side in sides]
-    point = us[0].sum() / us[1].sum() if us[1].sum() else float("nan")
+    point = float(us[0].sum() / us[1].sum()) if us[1].sum() else float("nan")
     if any(side["high_us"].null_count() for side in sides):
         return {"speedup": point, "low": None, "high": None}
     logs = [np.log(t[sides[0]["row"].to_numpy()].sum() / t[sides[1]["row"].to_numpy()].sum()) for t in drawn]
     errors = [stretch * float(np.std(logs)) if logs else 0.0] + [_own_error(side, drawn=bool(logs)) for side in sides]
     width = float(np.sqrt(np.square(errors).sum()))
     low, high = _corners(sides, us)
-    return {"speedup": point, "low": low * np.exp(-width), "high": high * np.exp(width)}
+    return {"speedup": point, "low": low * math.exp(-width), "high": high * math.exp(width)}
 
 
 def _own_error(side: pl.DataFrame, drawn: bool) -> float:

@@ -18,7 +18,7 @@ from kvsim.cost.plain import Fixed, resident_bytes, step
 from kvsim.cost.price import parts, steps
 from kvsim.cost.prices import Prices, priced_for, refuse_unknown, rests
 from kvsim.cost.ratio import speedups
-from kvsim.errors import WrongUse
+from kvsim.errors import Uncalibrated, WrongUse
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _of_variant(
     ratios = speedups(prices, launches, pairs)
     return [
         _row(prices.rest, lengths, policy, told[i], found.filter(step=i), ratios[i])
-        | {"resident_bytes": resident_bytes(policy, split, lengths)}
+        | {"resident_bytes": resident_bytes(policy, split, lengths), "asked": asked.policies[i % len(policies) - 1]}
         for i, (lengths, policy) in enumerate(cases)
         if i % len(policies)
     ]
@@ -144,19 +144,28 @@ def _row(
     return row | {"parts": {r["class"]: r["us"] for r in detail}, "detail": detail, "speedup": ratio}
 
 
-def lines(rows: list[dict[str, Any]]) -> list[str]:
-    """What `kvsim cost whatif` says: one line a row."""
-    said = [
-        f"{'policy':44} {'variant':12} {'context':>8} {'batch':>5} {'step':>10} {'interval':>21} {'full/it':>18} {'binding':>12}  grade"
-    ]
+def refuse_uncalibrated(rows: list[dict[str, Any]]) -> None:
+    """--strict. Raises Uncalibrated that names the first class whose time no measurement encloses."""
     for r in rows:
-        ratio = r["speedup"]
-        span = f"{seconds(r['low'])} - {seconds(r['high'])}" if r["high"] is not None else "no upper end"
-        gain = f"{ratio['speedup']:.2f}" + (f" [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio["low"] is not None else "")
-        at_least = "" if r["high"] is not None else "≥ "
+        for part in r["detail"]:
+            if part["grade"] != "calibrated":
+                raise Uncalibrated(
+                    f"--strict: {r['asked']} at context {r['context']}, batch {r['batch']}: {part['class']} is {part['grade']}, priced by"
+                    f" {part['by']}; measure samples of {part['class']} that enclose it, and fit again"
+                )
+
+
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """What `kvsim cost whatif` says: one line a row, a table a variant."""
+    wide = max(len(r["asked"]) for r in rows)
+    said = []
+    for i, r in enumerate(rows):
+        if not i or r["variant"] != rows[i - 1]["variant"]:
+            said.append(
+                f"{r['variant'] or 'steps':{wide}}  {'context':>8} {'batch':>5} {'step':>10}  {'interval':22} {'full/it':20} binds"
+            )
         said.append(
-            f"{short(r['policy']):44.44} {r['variant']:12.12} {r['context']:8} {r['batch']:5} {at_least + seconds(r['step_us']):>10} {span:>21}"
-            f" {gain:>18} {r['binding']:>12}  {r['grade']}"
+            f"{r['asked']:{wide}}  {r['context']:8} {r['batch']:5} {_at_least(r):>10}  {_span(r):22} {_gain(r):20} {r['binding']}, {r['grade']}"
         )
     if missing := sorted({c for r in rows for c in r["unknown"]}):
         said.append(
@@ -165,7 +174,15 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def short(policy: str) -> str:
-    """A canonical expression without the parts that say nothing: quest(read=tokens(2048), page=16, …)."""
-    parts = [p for p in policy.split(" >> ") if p not in ("full()", "everything()")] or ["full()"]
-    return " >> ".join(parts)
+def _at_least(row: dict[str, Any]) -> str:
+    return ("≥ " if row["high"] is None else "") + seconds(row["step_us"])
+
+
+def _span(row: dict[str, Any]) -> str:
+    return f"from {seconds(row['low'])}" if row["high"] is None else f"{seconds(row['low'])} - {seconds(row['high'])}"
+
+
+def _gain(row: dict[str, Any]) -> str:
+    """Full attention over this; without an interval where either is a floor."""
+    ratio = row["speedup"]
+    return f"{ratio['speedup']:.2f}" + (f" [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio["low"] is not None else "")
