@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,10 @@ from kvsim.errors import BadTrace, WrongUse
 STEP = ("policy", "request", "at")  # `at` is the decode step; `step` numbers these
 KIND = ("kind", "window")
 SUMS = (
-    "read_bytes", "meta_bytes", "index_bytes", "page_bytes", "score_bytes", "write_bytes", "rebuild_bytes", "host_read_bytes", "ssd_read_bytes",
-    "moved_in_bytes", "moved_out_bytes", "collective_bytes", "coded_bytes", "quant_tokens", "read_tokens", "held_tokens", "missed_runs",
-    "resident_bytes", "index_resident_bytes", "meta_resident_bytes", "host_resident_bytes", "ssd_resident_bytes",
+    "read_bytes", "meta_bytes", "index_bytes", "page_bytes", "score_bytes", "write_bytes", "rebuild_bytes", "host_read_bytes",
+    "ssd_read_bytes", "moved_in_bytes", "moved_out_bytes", "collective_bytes", "coded_bytes", "coded_numbers", "quant_tokens",
+    "read_tokens", "held_tokens", "missed_runs", "resident_bytes", "index_resident_bytes", "meta_resident_bytes",
+    "host_resident_bytes", "ssd_resident_bytes",
 )  # fmt: skip
 
 
@@ -45,7 +45,8 @@ def work(
     layers = _layers(about)
     replayed = sorted(ledger.select("layer").unique().collect()["layer"].to_list())
     rows = _by_layer(ledger, events, layers)
-    weights, notes = _weights(rows["policy"].unique().to_list(), layers, replayed)
+    forms = {p["id"]: p.get("form") or p["id"] for p in about.get("policies") or []}
+    weights, notes = _weights({p: forms.get(p, p) for p in rows["policy"].unique()}, layers, replayed)
     rows = _as_whole(rows.join(weights, on=["policy", "layer"]))
     ids = rows.select(STEP).unique().sort(STEP).with_row_index("step").with_columns(pl.col("step").cast(pl.Int64))
     rows = rows.join(ids, on=STEP)
@@ -126,21 +127,40 @@ def _by_layer(ledger: pl.LazyFrame, events: pl.LazyFrame, layers: pl.DataFrame) 
 
 
 # ------------------------------------------------------------------------------------------------ which layers stand for which
-def _weights(policies: Iterable[str], layers: pl.DataFrame, replayed: list[int]) -> tuple[pl.DataFrame, list[str]]:
-    """policy, layer, by_rule, stands: how many of the model's layers a replayed one stands for; layers of its kind share alike.
+def _weights(forms: dict[str, str], layers: pl.DataFrame, replayed: list[int]) -> tuple[pl.DataFrame, list[str]]:
+    """policy, layer, reads_all, page, by_rule, stands: how many of the model's layers a replayed one stands for.
 
-    by_rule: it stands for layers that dense_layers=n reads whole, none of which was replayed; what they hold is what it holds."""
+    forms: policies as text {id: form}, which says the page size and which layers are read whole. by_rule: it stands for layers that
+    dense_layers=n reads whole, none of which was replayed; what they hold is what it holds."""
     kinds = {r["layer"]: tuple(r[k] for k in KIND) for r in layers.iter_rows(named=True)}
     found: list[dict[str, Any]] = []
-    for policy in sorted(policies):
-        dense = max(map(int, re.findall(r"dense_layers=(\d+)", policy)), default=0)
+    for policy, form in sorted(forms.items()):
+        dense = max(map(int, re.findall(r"dense_layers=(\d+)", form)), default=0)
+        sizes = set(map(int, re.findall(r"\bpage=(\d+)", form)))
+        same = {"policy": policy, "page": sizes.pop() if len(sizes) == 1 else None}
         of = {layer: (kind, layer < dense) for layer, kind in kinds.items()}
         model, here = Counter(of.values()), Counter(of[n] for n in replayed)
-        found += [{"policy": policy, "layer": n, "by_rule": False, "stands": model[of[n]] / here[of[n]]} for n in replayed]
+        found += [
+            same
+            | {
+                "layer": n,
+                "by_rule": False,
+                "reads_all": n < dense or "everything(" in form,
+                "stands": model[of[n]] / here[of[n]],
+            }
+            for n in replayed
+        ]
         for (kind, whole), n in model.items():
             if whole and not here[kind, whole] and (near := [m for m in replayed if kinds[m] == kind]):
-                found.append({"policy": policy, "layer": near[0], "by_rule": True, "stands": float(n)})
-    schema = {"policy": pl.String, "layer": pl.Int16, "by_rule": pl.Boolean, "stands": pl.Float64}
+                found.append(same | {"layer": near[0], "by_rule": True, "reads_all": True, "stands": float(n)})
+    schema = {
+        "policy": pl.String,
+        "layer": pl.Int16,
+        "page": pl.Int64,
+        "by_rule": pl.Boolean,
+        "reads_all": pl.Boolean,
+        "stands": pl.Float64,
+    }
     return pl.DataFrame(found, schema=schema), _notes(kinds, replayed)
 
 
@@ -161,7 +181,7 @@ def _as_whole(rows: pl.DataFrame) -> pl.DataFrame:
     held = {"read_bytes": "resident_bytes", "meta_bytes": "meta_resident_bytes", "read_tokens": "held_tokens"}
     none = ("page_bytes", "index_bytes", "index_resident_bytes", "rebuild_bytes")
     return rows.with_columns(
-        pl.col("whole") | rule,
+        pl.col("whole") | pl.col("reads_all"),
         *(pl.when(rule).then(pl.col(has)).otherwise(pl.col(name)).alias(name) for name, has in held.items()),
         *(pl.when(rule).then(0).otherwise(pl.col(name)).alias(name) for name in none),
         pl.when(rule).then(pl.col("kv_heads") * pl.col("row_bytes")).otherwise("write_bytes").alias("write_bytes"),
@@ -178,7 +198,8 @@ def _attention_bytes(how: Kernels) -> pl.Expr:
     """Rows that attention reads: whole pages where there are pages; coded rows as codes, or 16-bit where a kernel decoded them before."""
     away = pl.col("host_read_bytes") + pl.col("ssd_read_bytes")
     coded = pl.col("quant_tokens") > 0
-    exact = pl.max_horizontal(pl.col("page_bytes"), pl.col("read_bytes") + away)
+    rows = pl.col("read_bytes") + away
+    exact = pl.when(pl.col("whole")).then(rows).otherwise(pl.max_horizontal(pl.col("page_bytes"), rows))
     decoded = pl.col("read_tokens") * pl.col("row_bytes")
     return _q_and_out() + pl.when(~coded).then(exact).otherwise(
         decoded if how.dequant == "separate" else pl.col("read_bytes") + pl.col("meta_bytes") + away
@@ -188,7 +209,7 @@ def _attention_bytes(how: Kernels) -> pl.Expr:
 def _decoded_bytes() -> pl.Expr:
     """Codes and scales read, 16-bit rows written, for the part of the held rows that the step read."""
     part = pl.col("read_tokens") / pl.col("held_tokens").clip(1)
-    return ((pl.col("coded_bytes") + pl.col("quant_tokens") * pl.col("row_bytes")) * part.clip(0, 1)).cast(pl.Int64)
+    return ((pl.col("coded_bytes") + 2 * pl.col("coded_numbers")) * part.clip(0, 1)).cast(pl.Int64)
 
 
 def _score_bytes(how: Kernels) -> pl.Expr:
@@ -209,7 +230,7 @@ CLASSES = (
 
 def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
     """Rows of one class: step, class, bytes, n, layers, context, pages, page, kv_bits."""
-    page = (pl.col("page_rows") / pl.col("row_bytes")).round().cast(pl.Int64)
+    page = pl.coalesce("page", (pl.col("page_rows") / pl.col("row_bytes")).round().cast(pl.Int64))
     exist = (pl.col("held_tokens") / pl.col("kv_heads") / page).ceil()
     ranked = pl.col("index_bytes") > 0
     bits = pl.col("row_bytes") * 8 / (pl.col("key_dim") + pl.col("value_dim"))
@@ -224,7 +245,7 @@ def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
         "summary_update": (summarised > 0, summarised, None),
         "dequant": ((pl.col("quant_tokens") > 0) & (how.dequant == "separate"), _decoded_bytes(), None),
         "scores": ((pl.col("score_bytes") > 0) & at_score, _score_bytes(how), None),
-        "routing": (pl.col("cut"), 2 * pl.col("state_bytes").fill_null(0), None),
+        "routing": (pl.col("cut") & (pl.col("state_bytes") > 0), 2 * pl.col("state_bytes"), None),
         "tier_move": (
             pl.col("moved_in_bytes") + pl.col("moved_out_bytes") > 0,
             pl.col("moved_in_bytes") + pl.col("moved_out_bytes"),
@@ -238,14 +259,21 @@ def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
     fetched = cls in ("host_fetch", "ssd_fetch")
     runs = pl.when(pl.col("missed_runs") > 0).then(pl.col("missed_runs")).otherwise(1) if fetched else pl.lit(1)
     codes = cls in ("dense_attn", "gather_attn") and how.dequant == "fused"
-    read_bits = (8 * pl.col("read_bytes") / pl.col("read_tokens").clip(1) / (pl.col("key_dim") + pl.col("value_dim"))).round()
+    read_bits = (
+        8
+        * pl.sum_horizontal("read_bytes", "meta_bytes")
+        / pl.col("read_tokens").clip(1)
+        / (pl.col("key_dim") + pl.col("value_dim"))
+    ).round()
+    tokens = dict.fromkeys(CLASSES, pl.col("held_tokens"))
+    tokens |= {"dense_attn": pl.col("read_tokens"), "gather_attn": pl.col("page_bytes") / pl.col("row_bytes")}
     out = rows.filter(there).with_columns(
         bytes=bytes_,
         runs=runs,
         pages=(pl.lit(None) if pages is None else pages).cast(pl.Float64),
         page=(pl.lit(None, pl.Int64) if pages is None else page),
         kv_bits=(pl.when(pl.col("quant_tokens") > 0).then(read_bits).otherwise(bits) if codes else bits).cast(pl.Int64),
-        tokens=(pl.col("read_tokens") if cls in ("dense_attn", "gather_attn") else pl.col("held_tokens")) / pl.col("kv_heads"),
+        tokens=tokens[cls] / pl.col("kv_heads"),
     )
     stands = pl.col("stands")
     return out.group_by("step", "page", "kv_bits", maintain_order=True).agg(

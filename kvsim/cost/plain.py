@@ -47,8 +47,8 @@ class Fixed:
 
     hold: most tokens held (None: all). read: a budget of whole pages of `page` tokens (None: everything held); rows: what a page takes in
     memory (None: `page`). union: pages that the query heads of a group read together, over those of one. summary_numbers: stored per
-    page (0: none) and ranked at the step. cuts: something may leave at
-    every step. looks: the policy needs probabilities for that. dense_layers: the first layers, read whole."""
+    page (0: none) and ranked at the step. looks: the policy needs the
+    probabilities of every step. dense_layers: the first layers, read whole."""
 
     name: str = "full() >> everything()"
     hold: Hold | None = None
@@ -58,7 +58,6 @@ class Fixed:
     union: float = 1.0
     summary_numbers: int = 0
     summary_bits: int = 16
-    cuts: bool = False
     looks: bool = False
     codes: Codes | None = None
     dense_layers: int = 0
@@ -91,13 +90,11 @@ def row_bytes(heads: Geometry) -> int:
 
 def resident_bytes(policy: Fixed, heads: Geometry, lengths: Sequence[int]) -> int:
     """K, V, codes and summaries of all layers and requests, on the device."""
-    each = 0
-    for n in lengths:
-        held = policy.held(n, row_bytes(heads))
-        each += _row_bytes(policy, heads, held)
-        if policy.summary_numbers:
-            each += -(-held // policy.page) * policy.summary_numbers * policy.summary_bits // 8
-    return each * heads.kv_heads * heads.layers
+    held = [policy.held(n, row_bytes(heads)) for n in lengths]
+    rows = sum(_row_bytes(policy, heads, n) for n in held)
+    pages = sum(-(-n // policy.page) for n in held)
+    summaries = pages * policy.summary_numbers * policy.summary_bits // 8
+    return (rows * heads.layers + summaries * max(0, heads.layers - policy.dense_layers)) * heads.kv_heads
 
 
 def _row_bytes(policy: Fixed, heads: Geometry, rows: int) -> int:
@@ -119,10 +116,11 @@ def step(
     seen = [max(lengths)] * len(lengths) if padded else list(lengths)
     work = _Work(policy, heads, seen, how or Kernels())
     dense = heads.layers if policy.read is None else min(policy.dense_layers, heads.layers)
-    out = work.whole(dense) if dense else []
+    out = work.coding(heads.layers) if policy.codes else []
+    out += work.whole(dense) if dense else []
     if sparse := heads.layers - dense:
         out += work.selective(sparse)
-    return out + (work.keeping(heads.layers) if policy.looks or policy.cuts else [])
+    return out + (work.keeping(heads.layers) if policy.looks else [])
 
 
 @dataclass(frozen=True)
@@ -162,8 +160,15 @@ class _Work:
         )
         if self.how.dequant == "separate":
             return [self.of("dequant", stored + decoded, layers, rows), self.of(cls, plain, layers, rows, pages)]
-        bits = round(heads.kv_bits * (plain - decoded + stored) / plain)
+        exact = sum(rows) * heads.kv_heads * row_bytes(heads)
+        bits = round(heads.kv_bits * (exact - decoded + stored) / exact)
         return [self.of(cls, plain - decoded + stored, layers, rows, pages, bits)]
+
+    def coding(self, layers: int) -> list[Launch]:
+        """What the step codes at its end."""
+        codes = self.policy.codes
+        new = sum(codes.bytes(t) - codes.bytes(t - 1) for t in self.there) * self.heads.kv_heads if codes else 0
+        return [self.of("summary_update", new, layers, self.there)] if new > 0 else []
 
     def whole(self, layers: int) -> list[Launch]:
         return self.attention("dense_attn", layers, self.there)
@@ -185,14 +190,12 @@ class _Work:
         ]
 
     def keeping(self, layers: int) -> list[Launch]:
-        """Probabilities for the scores, and the cut."""
-        heads, held = self.heads, sum(self.there)
-        state = 2 * held * NUMBER * heads.kv_heads
-        out = [self.of("routing", state, layers, self.there)] if self.policy.cuts else []
-        if self.policy.looks:
-            keys, values, kept = score_factors(self.how.scores, heads.q_heads // heads.kv_heads)
-            key = held * heads.kv_heads * heads.head_dim * heads.kv_bits // 8
-            value = held * heads.kv_heads * heads.value_dim * heads.kv_bits // 8
-            probabilities = 2 * held * heads.q_heads * NUMBER
-            out.insert(0, self.of("scores", round(keys * key + values * value + kept * probabilities), layers, self.there))
-        return out
+        """Probabilities for the scores, and the cut by them: what is remembered of each row is read and written."""
+        heads, rows = self.heads, sum(self.there)
+        keys, values, kept = score_factors(self.how.scores, heads.q_heads // heads.kv_heads)
+        key, value = (rows * heads.kv_heads * dim * heads.kv_bits // 8 for dim in (heads.head_dim, heads.value_dim))
+        looked = round(keys * key + values * value + kept * 2 * rows * heads.q_heads * NUMBER)
+        out = [self.of("scores", looked, layers, self.there)]
+        if self.policy.hold is None:
+            return out
+        return [*out, self.of("routing", 2 * (rows - len(self.there)) * heads.kv_heads * NUMBER, layers, self.there)]
