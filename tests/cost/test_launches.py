@@ -13,32 +13,12 @@ from kvsim.cost.plain import Fixed, padding, resident_bytes, step
 from kvsim.errors import BadTrace, WrongUse
 from kvsim.metrics.run import open_run
 from kvsim.replay.run import replay
-from kvsim.synth.generate import synthesize
 from kvsim.units import share, tokens
+from tests.cost.runs import CHAIN, GQA, POLICIES
 
-GQA = Geometry(2, 4, 2, 16, 16, "float16")
 QUEST_HEADS = Geometry(1, 1, 1, 128, 128, "float16")
 EXACT = ["class", "layers", "n", "pages", "page", "kv_bits"]
 LOOSE = {"dequant": 0.01}  # the ledger counts codes after the step
-POLICIES = [
-    "full()",
-    'quest(read=tokens(64), heads="max")',
-    'quest(read=tokens(64), heads="mean", page=10, tile=16, dense_layers=1)',
-    'quest(read=share(0.25), heads="max", index=boxes(n=2))',
-    "h2o(hold=tokens(64))",
-    "h2o(hold=share(0.3))",
-    "streaming_llm(hold=tokens(40))",
-    "kivi(bits=2, group=32, residual=64)",
-    "fp8()",
-]
-CHAIN = 'streaming_llm(hold=tokens(100)) >> quest(read=tokens(32), heads="max")'
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cost")
-    trace = synthesize(folder / "trace", layers=2, q_heads=4, kv_heads=2, head_dim=16, prompt=205, steps=6, dtype="float16").path
-    return open_run(replay(trace, [*POLICIES, CHAIN], folder / "run", workers=1).path)
 
 
 def launches(run, how):
