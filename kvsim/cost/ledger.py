@@ -19,7 +19,7 @@ KIND = ("kind", "window")
 SUMS = (
     "read_bytes", "meta_bytes", "index_bytes", "page_bytes", "score_bytes", "write_bytes", "rebuild_bytes", "host_read_bytes",
     "ssd_read_bytes", "moved_in_bytes", "moved_out_bytes", "collective_bytes", "coded_bytes", "coded_numbers", "quant_tokens",
-    "read_tokens", "held_tokens", "missed_runs", "resident_bytes", "index_resident_bytes", "meta_resident_bytes",
+    "read_tokens", "held_tokens", "evicted_tokens", "missed_runs", "resident_bytes", "index_resident_bytes", "meta_resident_bytes",
     "host_resident_bytes", "ssd_resident_bytes",
 )  # fmt: skip
 
@@ -178,11 +178,13 @@ def _notes(kinds: dict[int, tuple[Any, ...]], replayed: list[int]) -> list[str]:
 def _as_whole(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows that stand for layers read whole by rule: everything they hold is read, nothing is ranked."""
     rule = pl.col("by_rule")
-    held = {"read_bytes": "resident_bytes", "meta_bytes": "meta_resident_bytes", "read_tokens": "held_tokens"}
+    coded = pl.col("quant_tokens") > 0
+    stored = pl.when(coded).then(pl.col("resident_bytes")).otherwise(pl.col("there") * pl.col("row_bytes"))
+    all_of = {"read_bytes": stored, "meta_bytes": pl.col("meta_resident_bytes"), "read_tokens": pl.col("there")}
     none = ("page_bytes", "index_bytes", "index_resident_bytes", "rebuild_bytes")
     return rows.with_columns(
         pl.col("whole") | pl.col("reads_all"),
-        *(pl.when(rule).then(pl.col(has)).otherwise(pl.col(name)).alias(name) for name, has in held.items()),
+        *(pl.when(rule).then(has).otherwise(pl.col(name)).alias(name) for name, has in all_of.items()),
         *(pl.when(rule).then(0).otherwise(pl.col(name)).alias(name) for name in none),
         pl.when(rule).then(pl.col("kv_heads") * pl.col("row_bytes")).otherwise("write_bytes").alias("write_bytes"),
     )
@@ -197,10 +199,9 @@ def _q_and_out() -> pl.Expr:
 def _attention_bytes(how: Kernels) -> pl.Expr:
     """Rows that attention reads: whole pages where there are pages; coded rows as codes, or 16-bit where a kernel decoded them before."""
     away = pl.col("host_read_bytes") + pl.col("ssd_read_bytes")
-    coded = pl.col("quant_tokens") > 0
-    rows = pl.col("read_bytes") + away
+    coded, decoded = pl.col("quant_tokens") > 0, pl.col("read_tokens") * pl.col("row_bytes")
+    rows = pl.min_horizontal(pl.col("read_bytes") + away, decoded)  # what an offload fetches is in both
     exact = pl.when(pl.col("whole")).then(rows).otherwise(pl.max_horizontal(pl.col("page_bytes"), rows))
-    decoded = pl.col("read_tokens") * pl.col("row_bytes")
     return _q_and_out() + pl.when(~coded).then(exact).otherwise(
         decoded if how.dequant == "separate" else pl.col("read_bytes") + pl.col("meta_bytes") + away
     )
@@ -231,7 +232,7 @@ CLASSES = (
 def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
     """Rows of one class: step, class, bytes, n, layers, context, pages, page, kv_bits."""
     page = pl.coalesce("page", (pl.col("page_rows") / pl.col("row_bytes")).round().cast(pl.Int64))
-    exist = (pl.col("held_tokens") / pl.col("kv_heads") / page).ceil()
+    exist = (pl.col("there") / pl.col("kv_heads") / page).ceil()
     ranked = pl.col("index_bytes") > 0
     bits = pl.col("row_bytes") * 8 / (pl.col("key_dim") + pl.col("value_dim"))
     at_score = pl.col("cut") if how.scores_at == "events" else pl.lit(True)
@@ -265,7 +266,7 @@ def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
         / pl.col("read_tokens").clip(1)
         / (pl.col("key_dim") + pl.col("value_dim"))
     ).round()
-    tokens = dict.fromkeys(CLASSES, pl.col("held_tokens"))
+    tokens = dict.fromkeys(CLASSES, pl.col("there"))
     tokens |= {"dense_attn": pl.col("read_tokens"), "gather_attn": pl.col("page_bytes") / pl.col("row_bytes")}
     out = rows.filter(there).with_columns(
         bytes=bytes_,

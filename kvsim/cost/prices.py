@@ -49,9 +49,9 @@ class Prices:
             and chosen in (None, f.key["variant"])
         ]
 
-    def one(self, cls: str, option: str = "--variant") -> ClassFit | None:
-        """The only fit of a class. Raises WrongUse that names the variants when there are more."""
-        return _one(cls, self.fits(cls), option)
+    def one(self, cls: str) -> ClassFit | None:
+        """The fit of `step` or `rest`. Raises WrongUse that names the variants, or ways to launch, when there are several."""
+        return _one(cls, self.fits(cls), "--variant ")
 
     def source(self, cls: str, kv_bits: int, page: int | None, alone: bool) -> tuple[str, ClassFit | None]:
         """(how, fit) for launches of a class; alone: they are all that a step does with the cache.
@@ -61,7 +61,7 @@ class Prices:
         there, whole = self.fits(cls), self.one("step")
         if own := [f for f in there if f.key["kv_bits"] in (None, kv_bits) and f.key["page"] in (None, page)]:
             return OWN, _one(cls, own, f"--kernel {cls}=")
-        if cls == "dense_attn" and alone and whole and not there:
+        if cls == "dense_attn" and alone and whole and not there and whole.key["kv_bits"] in (None, kv_bits):
             return WHOLE, whole
         others = there or [f for other in STAND_INS for f in self.fits(other) if cls in FROM_MEMORY and not f.lacks]
         if others:
@@ -72,10 +72,12 @@ class Prices:
 
 
 def _one(cls: str, fits: list[ClassFit], option: str) -> ClassFit | None:
-    names = sorted({f.key["variant"] for f in fits})
-    if len(names) > 1:
-        raise WrongUse(f"the model holds {len(names)} kinds of {cls} ({'; '.join(names)}): choose one with {option}{names[0]!r}")
-    return fits[0] if fits else None
+    """The fit with the most particular key of those that only differ in how particular they are."""
+    for key, how in (("variant", option), ("graph", "--graph ")):
+        names = sorted({f.key[key] for f in fits if f.key[key] is not None})
+        if len(names) > 1:
+            raise WrongUse(f"the model holds {len(names)} kinds of {cls} ({'; '.join(names)}): choose one with {how}{names[0]!r}")
+    return max(fits, key=lambda f: (f.key["page"] is not None, f.key["kv_bits"] or 0), default=None)
 
 
 def priced_for(model: CostModel, heads: tuple[int, int, int], **given: Any) -> Prices:

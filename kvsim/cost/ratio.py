@@ -76,7 +76,7 @@ def _pair(found: pl.DataFrame, drawn: Array, stretch: float, base: int, policy: 
     rows = found.select("step", "class", "us", "low_us", "high_us", "grade", "by").with_row_index("row")
     sides = [rows.filter(step=s) for s in (base, policy)]
     us = [side["us"].fill_null(0.0).to_numpy() for side in sides]
-    point = float(us[0].sum() / us[1].sum()) if us[1].sum() else float("nan")
+    point = float(us[0].sum() / us[1].sum()) if us[1].sum() else None
     if any(side["high_us"].null_count() for side in sides):
         return {"speedup": point, "low": None, "high": None}
     logs = np.log(np.divide(*(drawn[:, side["row"].to_numpy()].sum(1) for side in sides)))
