@@ -121,9 +121,9 @@ def _by_layer(ledger: pl.LazyFrame, events: pl.LazyFrame, layers: pl.DataFrame) 
         pl.col("layer").cast(pl.Int16), *KIND, "q_heads", "kv_heads", "key_dim", "value_dim", "row_bytes"
     )
     out = rows.join(cuts, on=unit, how="left").join(shape, on="layer")
-    return (
-        out.with_columns(pl.col("cut").fill_null(False)).rename({"step": "at"}).sort("policy", "request", "at", "layer").collect()
-    )
+    there = pl.col("visible") * pl.col("kv_heads") - pl.col("evicted_tokens")  # of all kv heads, wherever it is
+    full = out.with_columns(pl.col("cut").fill_null(False), there=there).rename({"step": "at"})
+    return full.sort("policy", "request", "at", "layer").collect()
 
 
 # ------------------------------------------------------------------------------------------------ which layers stand for which
