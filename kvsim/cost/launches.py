@@ -13,6 +13,7 @@ import polars as pl
 from kvsim.cost.heads import Geometry
 from kvsim.cost.samples import SCHEMA
 
+MOVES = ("host_fetch", "ssd_fetch", "tier_move", "collective")  # of bytes, whatever the heads, the batch and the context are
 FETCHES = ("host_fetch", "ssd_fetch")  # what can run beside the rest of the step
 SCORES = ("fused_lse", "second_pass", "sdpa_fallback")
 SCORES_AT = ("steps", "events")

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from kvsim.cost.classfit import ClassFit
-from kvsim.cost.launches import FETCHES
+from kvsim.cost.launches import FETCHES, MOVES
 from kvsim.cost.model import GRADES, TRANSFER, floored, measured, transferred, unknown
 from kvsim.cost.prices import BANDWIDTH, NONE, OWN, TAKEN, WHOLE, Prices
 
@@ -38,7 +38,9 @@ def parts(prices: Prices, launches: pl.DataFrame) -> pl.DataFrame:
 def grouped(launches: pl.DataFrame) -> list[tuple[tuple[str, int, int | None, bool], pl.DataFrame]]:
     """((class, kv_bits, page, alone), rows): what one fit prices. alone: dense attention, and nothing else of the step is about the cache."""
     alone = pl.col("class").eq("dense_attn").all().over("step") & (pl.len().over("step") == 1)
-    groups = launches.with_columns(alone=alone).group_by("class", "kv_bits", "page", "alone", maintain_order=True)
+    moves = pl.col("class").is_in(MOVES)
+    sized = (pl.when(~moves).then(pl.col(c)).alias(c) for c in ("batch", "context", "pages"))
+    groups = launches.with_columns(*sized, alone=alone).group_by("class", "kv_bits", "page", "alone", maintain_order=True)
     return [((str(k[0]), int(k[1]), k[2], bool(k[3])), rows) for k, rows in groups]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.cost.classfit import ClassFit
+from kvsim.cost.launches import MOVES
 from kvsim.cost.model import CostModel
 from kvsim.errors import WrongUse
 
@@ -44,7 +45,7 @@ class Prices:
             f
             for f in self.model.fits
             if f.key["class"] == cls
-            and tuple(f.key[k] for k in HEADS) == self.heads
+            and all(f.key[k] == n or (cls in MOVES and f.key[k] is None) for k, n in zip(HEADS, self.heads, strict=True))
             and (self.graph is None or f.key["graph"] in (None, self.graph))
             and chosen in (None, f.key["variant"])
         ]
@@ -83,7 +84,7 @@ def _one(cls: str, fits: list[ClassFit], option: str) -> ClassFit | None:
 def priced_for(model: CostModel, heads: tuple[int, int, int], **given: Any) -> Prices:
     """Prices for these heads. Raises WrongUse when no fit of the model is of them, or a kernel is not in it."""
     prices = Prices(model, heads, **given)
-    known = sorted({tuple(f.key[k] for k in HEADS) for f in model.fits}, key=str)
+    known = sorted({tuple(f.key[k] for k in HEADS) for f in model.fits if f.key["class"] not in MOVES}, key=str)
     if heads not in known:
         has = "; ".join(map(_told, known[:3])) + ("; …" if len(known) > 3 else "")
         raise WrongUse(f"the model was fitted for {has}, and this is of {_told(heads)}: fit samples of those heads")

@@ -103,7 +103,8 @@ def test_amdahl_of_the_notes():
 
 
 def test_both_ends_of_a_fetch():
-    model = made(linear("dense_attn", 10, 3000), linear("host_fetch", 2, 20), rest(100))
+    copies = ("host_fetch", "memcpy", [(None, None, size, 2 + size / 20e3) for size in (2**12, 2**16, 2**20, 2**24)])
+    model = made(linear("dense_attn", 10, 3000), (*copies, {"q_heads": None, "kv_heads": None, "head_dim": None}), rest(100))
     fetch = Launch("host_fetch", 8 * 2**20, 32, 32, 1, 2048)
     attention = step(Fixed(), LLAMA3, [2048])
     alone, both = one_step(model, attention), one_step(model, [*attention, fetch])
