@@ -192,7 +192,8 @@ def lines(bill: Bill) -> list[str]:
             ),
             f"  TTFT +{seconds(s['prefill_extra_us'])}"
             + "".join(f"; {p['part']} {seconds(p['us'] or 0.0)} ({p['grade']})" for p in s["prefill"]),
-            f"  peak {s['peak_resident_bytes'] / 1e6:.1f} MB on the device, {s['peak_away_bytes'] / 1e6:.1f} MB elsewhere",
+            f"  peak {s['peak_resident_bytes'] / 1e6:.1f} MB on the device"
+            + (f", {s['peak_away_bytes'] / 1e6:.1f} MB on host and SSD" if s["peak_away_bytes"] else ""),
         ]
         if s["unknown"]:
             said.append(f"  no time is known for {', '.join(s['unknown'])}: these are floors")
