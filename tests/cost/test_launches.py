@@ -142,3 +142,13 @@ def test_what_needs_a_trace_is_refused_by_name(policy, said):
 def test_share_follows_the_length():
     half = Fixed(hold=share(0.5))
     assert [half.held(n, 64) for n in (1, 10, 101)] == [1, 5, 50]
+
+
+@pytest.mark.parametrize(
+    ("how", "bytes"), [("fused_lse", 4160), ("second_pass", 4160 + 2080), ("sdpa_fallback", 4 * 2 * 4160 + 2 * 2080)]
+)
+def test_what_probabilities_cost(how, bytes):
+    """65 rows of 2 kv heads: keys 65 · 2 · 16 · 2 bytes, values alike; probabilities of 4 query heads, 4 bytes, written and read."""
+    heads = Geometry(1, 4, 2, 16, 16, "float16")
+    [scores] = [x for x in step(fixed("h2o(hold=tokens(64))", heads), heads, [500], Kernels(how)) if x.cls == "scores"]
+    assert scores.bytes == bytes
