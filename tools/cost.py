@@ -1,13 +1,15 @@
-"""Two studies behind the cost model that take too long for a test: `tables FOLDER` and `synthetic`.
+"""Studies behind the cost model that take too long for a test, or need a device.
 
 tables FOLDER       imports every file; fits decode tables on half of their shapes and checks the other half
 synthetic --sets N  how often 95 % intervals hold the truth of made-up samples with a tenth of outliers
+held MODEL SAMPLES  check, held against what is asked of shapes that the model has not seen
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.cost.check import check
+from kvsim.cost.check import lines as check_lines
 from kvsim.cost.fit import fit
 from kvsim.cost.load import Loaded, lines, load
 from kvsim.cost.model import calibrate, read_model, write_model
@@ -100,6 +103,16 @@ def synthetic(sets: int, noise: float, repeats: int) -> int:
     return not 0.92 <= min(launch, bandwidth) <= max(launch, bandwidth) <= 0.98
 
 
+def held(model: Path, samples: Path) -> int:
+    """Prints the check, then a line a class -> the number of classes whose error is larger than asked."""
+    found = check(read_model(model), read_samples(samples))
+    print("\n".join(check_lines(found)))
+    missed = [w for w in found["whole"] if not w["n"] or w["mape"] > WHOLE]
+    for w in found["whole"]:
+        print(f"{'MISSED' if w in missed else 'met':7} {w['class']:16} MAPE {w.get('mape', math.nan):6.1%} (asked: {WHOLE:.0%})")
+    return len(missed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="studies behind the cost model")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -110,7 +123,12 @@ def main() -> int:
     p.add_argument("--sets", type=int, default=1000)
     p.add_argument("--noise", type=float, default=0.05)
     p.add_argument("--repeats", type=int, default=3)
+    p = verbs.add_parser("held", help="a model against samples of shapes it has not seen")
+    p.add_argument("model", type=Path)
+    p.add_argument("samples", type=Path)
     args = parser.parse_args()
+    if args.verb == "held":
+        return min(held(args.model, args.samples), 1)
     return tables(args.folder, args.draws) if args.verb == "tables" else synthetic(args.sets, args.noise, args.repeats)
 
 

@@ -26,7 +26,7 @@ class Gpu:
     def link_gbps(self, cls: str) -> float | None:
         """The fastest that bytes of a kernel class can move, or None where no single link bounds them."""
         if cls in ("host_fetch", "tier_move"):
-            return self.pcie_gbps
+            return self.pcie_gbps or None
         return None if cls in ("ssd_fetch", "collective", "rest", "routing") else self.bandwidth_gbps
 
 
