@@ -243,7 +243,7 @@ def cost_recipe(args: argparse.Namespace) -> None:
     from kvsim.cost.measure.recipe import recipe
 
     g = read_geometry(args.geometry) if args.geometry else usual("cuda")
-    print(recipe(named_gpu(args.gpu), g, args.classes), end="")
+    print(recipe(named_gpu(args.gpu), g, args.classes, args.between), end="")
 
 
 def cost_fit(args: argparse.Namespace) -> None:
@@ -452,6 +452,7 @@ def _cost_recipe_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--gpu", default="h100", metavar="NAME", help="whose memory bounds the shapes (default: h100)")
     p.add_argument("--geometry", metavar="FILE", help="JSON with the heads of the model (default: those of Llama-3.1-8B)")
     p.add_argument("--classes", type=_words, metavar="NAMES", help="of kernels, with commas between (default: all)")
+    p.add_argument("--between", action="store_true", help="shapes inside the box of the usual ones, for cost check")
 
 
 def _cost_fit_options(p: argparse.ArgumentParser) -> None:

@@ -57,7 +57,7 @@ def load(
     parts, files = [], []
     for path in map(Path, paths):
         samples, about = _one(path, format, told, card)
-        parts.append(samples if pages is None else shaped(samples, told.geometry, batch, context, pages, page or 0))
+        parts.append(shaped(samples, told, pages, page))
         files.append(about)
     return Loaded(pl.concat(parts) if parts else frame([]), files)
 

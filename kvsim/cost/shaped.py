@@ -1,4 +1,4 @@
-"""Rows of launches that read pages: their shape is known to who ran them, and no profiler writes it down."""
+"""Bytes of launches whose shape only those know who ran them: no profiler writes it down."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ from typing import Any
 
 import polars as pl
 
-from kvsim.cost.heads import Geometry
 from kvsim.cost.measure.shapes import BY_PAGE, Shape, traffic
+from kvsim.cost.readers.found import Told
 from kvsim.cost.readers.ncu import SECOND
 from kvsim.cost.samples import SCHEMA
 from kvsim.errors import WrongUse
 
+BY_CONTEXT = ("summary_update", "dequant", "scores")
 
-def shaped(
-    samples: pl.DataFrame, g: Geometry | None, batch: int | None, context: int | None, pages: int, page: int
-) -> pl.DataFrame:
-    """Rows of page classes without bytes get `pages`, `page` and the bytes of the class.
 
-    pages: what a kv head reads, all requests together. A second launch (`combine`, `reduce`) reads no pages and gets nothing.
-    Raises WrongUse when the rest of the shape is not told."""
-    if g is None or batch is None or context is None or page < 1:
+def shaped(samples: pl.DataFrame, told: Told, pages: int | None, page: int | None) -> pl.DataFrame:
+    """Rows without bytes get those of their class, once batch, context and heads are told; classes that read pages, once `pages` of `page`
+    tokens are, too: of a kv head, all requests together.
+
+    Attention is the readers' own; a second launch (`combine`, `reduce`) reads nothing of the cache. Raises WrongUse for pages
+    without the rest."""
+    g, known = told.geometry, told.geometry and told.batch and told.context
+    if pages is not None and not (known and page and page > 0):
         raise WrongUse("--pages needs --page, --batch, --context and --geometry: bytes follow from all of them")
-    rows = [_with_bytes(row, g, Shape(batch, context, pages, page)) for row in samples.iter_rows(named=True)]
-    return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    if g is None or not told.batch or not told.context:
+        return samples
+    wanted = BY_CONTEXT if pages is None else BY_CONTEXT + BY_PAGE
+    s = Shape(told.batch, told.context, pages or 0, page or 1)
 
+    def with_bytes(row: dict[str, Any]) -> dict[str, Any]:
+        if row["class"] not in wanted or row["bytes"] is not None or SECOND.search(row["variant"]):
+            return row
+        paged = {"pages": s.pages, "page": s.page} if row["class"] in BY_PAGE else {}
+        return row | paged | {"bytes": row["n"] * row["layers"] * traffic(row["class"], g, s)}
 
-def _with_bytes(row: dict[str, Any], g: Geometry, s: Shape) -> dict[str, Any]:
-    if row["class"] not in BY_PAGE or row["bytes"] is not None or SECOND.search(row["variant"]):
-        return row
-    return row | {"pages": s.pages, "page": s.page, "bytes": row["n"] * row["layers"] * traffic(row["class"], g, s)}
+    return pl.DataFrame([with_bytes(row) for row in samples.iter_rows(named=True)], schema=SCHEMA, orient="row")

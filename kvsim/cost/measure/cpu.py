@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim import __version__
 from kvsim.cost.heads import Geometry
 from kvsim.cost.measure.device import Launch
 from kvsim.cost.measure.shapes import CODE_BITS, GROUP, KEPT, Shape
 from kvsim.cost.probe import READ
 from kvsim.kernels import decode
 
-Floats, Table = npt.NDArray[np.float32], npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Table = npt.NDArray[np.int64]
 
 LARGEST = 256 << 20  # bytes
 ROOM = 512 << 20  # bytes of a lap, at least
@@ -33,11 +33,11 @@ FLUSH = 1.25  # last caches that are read between two laps
 
 @dataclass(frozen=True)
 class Prepared:
-    """A launch and where its data is: which lap, and the how manieth of all."""
+    """A launch, the lap that its data is in, and its number in the order of all."""
 
     launch: Launch
     lap: int
-    place: int
+    number: int
 
     def __call__(self) -> object:
         return self.launch()
@@ -52,7 +52,7 @@ class Cpu:
         self.name, self.largest = f"cpu: {_model()}", largest
         self.kernels, self.chain, self.selective = KERNELS, CHAIN, selective
         cache, room = _last_cache(), max(ROOM, largest * 9 // 8) // 4
-        self.software = f"kvsim {__version__}; one thread, CPU time, {FLUSH:g} x {cache >> 20} MiB read between laps"
+        self.software = f"one thread, CPU time, {FLUSH:g} x {cache >> 20} MiB read between laps"
         self.rng = np.random.default_rng(0)
         self._inputs = np.resize(self.rng.standard_normal(1 << 20, np.float32), room)
         self._outputs = np.zeros(room, np.float32)
@@ -61,13 +61,17 @@ class Cpu:
         self._last = (0, 0)
 
     def prepare(self, kernel: Any, g: Geometry, s: Shape) -> Launch:
-        launch, self._prepared = kernel(self, g, s), self._prepared + 1
+        before, self._prepared = self._lap, self._prepared + 1
+        launch = kernel(self, g, s)
+        if self._lap != before:  # some of it may lie in the lap before
+            self._read = self._written = 0
+            launch = kernel(self, g, s)
         return Prepared(launch, self._lap, self._prepared)
 
     def time(self, launch: Any) -> float:
-        if launch.lap != self._last[0] or launch.place <= self._last[1]:
+        if launch.lap != self._last[0] or launch.number <= self._last[1]:
             decode.read(self._flush)
-        self._last = (launch.lap, launch.place)
+        self._last = (launch.lap, launch.number)
         start = time.thread_time()
         launch()
         return (time.thread_time() - start) * 1e6

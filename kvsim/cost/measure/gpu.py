@@ -10,7 +10,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from kvsim import __version__
 from kvsim.cost.heads import Geometry
 from kvsim.cost.measure.device import Launch
 from kvsim.cost.measure.shapes import CODE_BITS, GROUP, KEPT, Shape
@@ -42,9 +41,7 @@ class Gpu:
         self.largest = largest or min(LARGEST, torch.cuda.mem_get_info()[0] // 4 if self.on_gpu else LARGEST)
         self.name = torch.cuda.get_device_name() if self.on_gpu else "torch on a CPU"
         runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-        self.software = (
-            f"kvsim {__version__}; torch {torch.__version__}; {runtime}; events, {FLUSH >> 20} MiB written before each launch"
-        )
+        self.software = f"torch {torch.__version__}; {runtime}; events, {FLUSH >> 20} MiB written before each launch"
         paged = self.on_gpu and find_spec("triton") is not None
         self.kernels = {key: f for key, f in KERNELS.items() if paged or key[1] != PAGED}
         self.chain = {"dense_attn": f"{TORCH} sdpa", "page_scan": TORCH, "topk": TORCH, "gather_attn": PAGED if paged else COPIED}
@@ -159,7 +156,7 @@ def probabilities(gpu: Gpu, g: Geometry, s: Shape) -> Launch:
 
 def fetch(gpu: Gpu, g: Geometry, s: Shape) -> Launch:
     """From pinned memory, in one piece."""
-    [x] = gpu.numbers((s.pages * s.page * g.kv_heads * (g.head_dim + g.value_dim),))
+    [x] = gpu.numbers((s.batch * s.context * g.kv_heads * (g.head_dim + g.value_dim),))
     there, here = torch.empty(x.shape, dtype=x.dtype, pin_memory=gpu.on_gpu).copy_(x), torch.empty_like(x)
     return lambda: here.copy_(there, non_blocking=True)
 

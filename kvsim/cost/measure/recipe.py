@@ -17,18 +17,21 @@ METRICS = "gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum"
 COUNTERS = [cls for cls in CLASSES if cls not in ("rest", "host_fetch")]  # those that Nsight Compute sees as kernels
 
 
-def recipe(gpu: Gpu, g: Geometry, classes: Collection[str] | None = None) -> str:
-    """The same text for the same arguments. Raises WrongUse for a class that it has no shapes for."""
+def recipe(gpu: Gpu, g: Geometry, classes: Collection[str] | None = None, between: bool = False) -> str:
+    """The same text for the same arguments; `between`: of the shapes to check a fit with.
+
+    Raises WrongUse for a class that it has no shapes for."""
     known = [cls for cls in CLASSES if cls != "rest"]
     for cls in classes or ():
         if cls not in known:
             raise WrongUse(f"no shapes for class {cls!r}: one of {', '.join(known)}")
     wanted = [cls for cls in known if not classes or cls in classes]
     largest = min(int(gpu.memory_gb * 1e9) // SHARE, MOST)
-    parts = [_head(gpu, g)] + [_shapes(cls, g, largest) for cls in wanted]
-    parts += [_compute(gpu, cls, shapes(cls, g, largest)) for cls in wanted if cls in COUNTERS]
+    plan = {cls: shapes(cls, g, largest, between) for cls in wanted}
+    parts = [_head(gpu, g)] + [_shapes(cls, g, plan[cls]) for cls in wanted]
+    parts += [_compute(gpu, cls, plan[cls]) for cls in wanted if cls in COUNTERS]
     parts += [_systems(gpu)] if "host_fetch" in wanted else []
-    return "\n".join([*parts, _torch(gpu), _fit()])
+    return "\n".join([*parts, _torch(gpu), _last(between)])
 
 
 def _head(gpu: Gpu, g: Geometry) -> str:
@@ -37,14 +40,15 @@ def _head(gpu: Gpu, g: Geometry) -> str:
 # Where torch sees the GPU, one command measures all of this; the rest is for kernels of your own engine:
 #   kvsim cost measure -o samples.csv
 # Caches cold: flush L2 before each launch, or let ncu do it. Warm up: ten launches that are not counted. Base units.
-# $RUN is your program, which launches the kernel of one shape 20 times and reads $BATCH, $CONTEXT, $PAGES.
+# $RUN is your program, which launches the kernel of one shape 20 times and reads $BATCH, $CONTEXT, $PAGES. Names that kvsim
+# does not know need import --classes FILE.
 echo '{json.dumps(asdict(g))}' > geometry.json
 """
 
 
-def _shapes(cls: str, g: Geometry, largest: int) -> str:
+def _shapes(cls: str, g: Geometry, wanted: list[Shape]) -> str:
     lines = [f"# {cls}{'':{16 - len(cls)}} batch  context    pages        bytes"]
-    for s in shapes(cls, g, largest):
+    for s in wanted:
         pages = str(s.pages) if cls in BY_PAGE else "-"
         lines.append(f"# {'':16} {s.batch:5} {s.context:8} {pages:>8} {traffic(cls, g, s):12}")
     return "\n".join(lines) + "\n"
@@ -81,7 +85,7 @@ kvsim cost import steps.json.gz --gpu {gpu.key} --geometry geometry.json -o step
 """
 
 
-def _fit() -> str:
-    return """# half of it fits a model, the other half says how wrong it is
-kvsim cost fit *.samples.csv --half -o model.json
-"""
+def _last(between: bool) -> str:
+    if between:
+        return "for FILE in *.samples.csv; do kvsim cost check model.json $FILE; done\n"
+    return "# then the shapes of kvsim cost recipe --between, and kvsim cost check\nkvsim cost fit *.samples.csv -o model.json\n"

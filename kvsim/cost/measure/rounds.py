@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Collection
+from importlib.metadata import version
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,7 @@ import polars as pl
 from kvsim.cost.gate import marked
 from kvsim.cost.heads import Geometry
 from kvsim.cost.measure.device import Device, Launch
-from kvsim.cost.measure.shapes import BY_PAGE, CLASSES, CODE_BITS, Shape, shapes, traffic
+from kvsim.cost.measure.shapes import BY_PAGE, CLASSES, Shape, shapes, traffic
 from kvsim.cost.probe import READ, device_of
 from kvsim.cost.samples import frame
 from kvsim.errors import WrongUse
@@ -39,7 +40,7 @@ def measure(
     progress(f"{device.name}: {len(launches)} shapes of {len(wanted)} kernels")
     times = timed(device, launches, seconds)
     progress(f"{len(times[0])} rounds")
-    source = f"kvsim cost measure: {device.software}; {len(times[0])} rounds"
+    source = f"kvsim cost measure {version('kvsim')}; {device.software}; {len(times[0])} rounds"
     rows = [
         row(cls, g, s) | {"variant": variant, "t_us": _one(variant, t), "gpu": device.name, "source": source}
         for (cls, variant, s), t in zip(plan, times, strict=True)
@@ -79,7 +80,7 @@ def row(cls: str, g: Geometry, s: Shape) -> dict[str, Any]:
         "q_heads": g.q_heads,
         "kv_heads": g.kv_heads,
         "head_dim": g.head_dim,
-        "kv_bits": CODE_BITS if cls == "dequant" else g.kv_bits,
+        "kv_bits": g.kv_bits,
     }
     return heads | paged | {"class": cls, "batch": s.batch, "bytes": traffic(cls, g, s), "cache": "cold"}
 

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvsim.cost.heads import Geometry
+from kvsim.errors import WrongUse
 
 PAGE = 16  # tokens
 SHORTEST, LONGEST = 256, 131072  # tokens of a request
 LENGTHS = 4  # of each batch
+FEWEST = 4 * 2 * SHORTEST  # tokens of a launch: three batches, and two lengths of the largest
+MIB = 1 << 20
 KEPT = 64  # pages of a request that a top-k keeps: Quest's 1 024 tokens
 POOL = 4  # pages there are for each that is gathered
 GROUP, CODE_BITS = 32, 4  # numbers that share a scale and a zero; bits of a code
 BOUND_BYTES = 4
 CLASSES = ("rest", "dense_attn", "page_scan", "topk", "gather_attn", "summary_update", "dequant", "scores", "host_fetch")
-BY_PAGE = ("page_scan", "topk", "gather_attn", "summary_update", "host_fetch")  # whose size is pages; of the others, context
+BY_PAGE = ("page_scan", "topk", "gather_attn")  # whose size is pages; of the others, context
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,20 @@ def traffic(cls: str, g: Geometry, s: Shape) -> int:
         "summary_update": s.batch * summary,
         "dequant": cache * CODE_BITS // 8 + cache // GROUP * 2 * number + cache * number,  # codes, scales and zeros; numbers
         "scores": tokens * g.kv_heads * g.head_dim * number + 2 * tokens * g.q_heads * number,  # keys; written, read
-        "host_fetch": s.pages * s.page * g.kv_heads * wide * number,
+        "host_fetch": cache * number,
     }[cls]
 
 
 def shapes(cls: str, g: Geometry, largest: int, between: bool = False) -> list[Shape]:
-    """Of launches whose requests hold at most about `largest` bytes; `between`: others, inside the box of the first, to check a fit with."""
-    tokens = largest // (g.kv_heads * (g.head_dim + g.value_dim) * g.kv_bits // 8)
+    """Of launches whose requests hold at most about `largest` bytes of K and V; `between`: others, inside the box of the first, to check
+    a fit with. Raises WrongUse when that is too little."""
+    row = g.kv_heads * (g.head_dim + g.value_dim) * g.kv_bits // 8
+    tokens = largest // row
+    if tokens < FEWEST:
+        least = -(-FEWEST * row // MIB)
+        raise WrongUse(
+            f"{largest // MIB} MiB hold {tokens} tokens of these heads: --largest {least} at least, for shapes that differ enough"
+        )
     if cls == "rest":
         lengths = _lengths(tokens, 2 * LENGTHS)
         return [Shape(1, n, n // PAGE) for n in (map(_middle, pairwise(lengths)) if between else lengths)]
