@@ -83,6 +83,31 @@ def test_codes_become_numbers(gpu):
     assert torch.equal(out, torch.cat((codes % 16, codes // 16), 1) * step + zero)
 
 
+def test_events_stand_around_the_launch_behind_the_flush(monkeypatch):
+    """The order of what a GPU is asked, on a torch that pretends to have one."""
+    said = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            said.append("record")
+
+        def synchronize(self):
+            said.append("wait")
+
+        def elapsed_time(self, other):
+            return 0.25
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    pretended = Gpu("float32", "cpu", 1 << 20)
+    pretended.on_gpu = True
+    pretended._flush = type("Flush", (), {"zero_": lambda self: said.append("flush")})()
+    assert pretended.time(lambda: said.append("launch")) == 250
+    assert said == ["flush", "record", "launch", "record", "wait"]
+
+
 def test_a_dtype_without_kernels_is_refused():
     with pytest.raises(WrongUse, match="no kernels of fp8 to measure through torch: one of float32"):
         Gpu("fp8", "cpu")

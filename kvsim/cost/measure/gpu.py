@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -83,6 +84,12 @@ class Gpu:
         """Bytes of two codes each."""
         return self._codes[:count]
 
+    @cached_property
+    def link(self) -> tuple[Any, Any]:
+        """The numbers in pinned memory of the host, and room for them on the device."""
+        there = self._numbers.cpu()
+        return there.pin_memory() if self.on_gpu else there, torch.empty_like(self._numbers)
+
     def cache(self, g: Geometry, s: Shape) -> tuple[Any, Any, Any, Any]:
         """(q [B, H, G, d], k and v [B, H, P, S, d], summaries [B, H, P, 2 d], smallest keys before largest) of all pages of a shape."""
         there = (s.batch, g.kv_heads, s.all)
@@ -156,8 +163,8 @@ def probabilities(gpu: Gpu, g: Geometry, s: Shape) -> Launch:
 
 def fetch(gpu: Gpu, g: Geometry, s: Shape) -> Launch:
     """From pinned memory, in one piece."""
-    [x] = gpu.numbers((s.batch * s.context * g.kv_heads * (g.head_dim + g.value_dim),))
-    there, here = torch.empty(x.shape, dtype=x.dtype, pin_memory=gpu.on_gpu).copy_(x), torch.empty_like(x)
+    count = s.batch * s.context * g.kv_heads * (g.head_dim + g.value_dim)
+    there, here = (x[:count] for x in gpu.link)
     return lambda: here.copy_(there, non_blocking=True)
 
 
