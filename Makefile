@@ -22,8 +22,8 @@ demo: .venv/ready  ## replay the bundled trace, write demo.html
 test: lint types  ## lint, types and every test; BROWSER=0 leaves out those that open a page in Chromium
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(if $(filter 0,$(BROWSER)),-m "not browser")
 
-test-capture: .venv/capture  ## the tests of kvsim capture, which need torch (installs the capture extra)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture
+test-capture: .venv/capture  ## the tests that need torch: of kvsim capture, and of kernels of cost measure (installs the capture extra)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture tests/cost/test_measure_gpu.py
 
 test-pages: .venv/ready  ## 10 000 random sequences of what happens to a physical page (some minutes)
 	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_paging.py -k sequence

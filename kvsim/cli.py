@@ -259,7 +259,7 @@ def cost_import(args: argparse.Namespace) -> None:
     from kvsim.cost.load import lines, load
     from kvsim.cost.samples import write_samples
 
-    given = {name: getattr(args, name) for name in ("gpu", "geometry", "classes", "batch", "context", "cache")}
+    given = {name: getattr(args, name) for name in ("gpu", "geometry", "classes", "batch", "context", "cache", "pages", "page")}
     found = load(args.files, args.format, **given)
     if args.out:
         write_samples(found.samples, args.out)
@@ -268,6 +268,30 @@ def cost_import(args: argparse.Namespace) -> None:
         return
     for line in lines(found):
         print(line)
+
+
+def cost_measure(args: argparse.Namespace) -> None:
+    from kvsim.cost.heads import read_geometry
+    from kvsim.cost.measure.choose import device_named, usual
+    from kvsim.cost.measure.rounds import measure
+    from kvsim.cost.samples import write_samples
+
+    g = read_geometry(args.geometry) if args.geometry else usual(args.device)
+    device = device_named(args.device, g, args.largest)
+    samples = measure(device, g, args.classes, args.seconds, between=args.between, progress=_complain)
+    write_samples(samples, args.out)
+    counts = ", ".join(f"{n} {s}" for s, n in sorted(samples["status"].value_counts().iter_rows()))
+    print(f"{args.out}: {device.name}: {counts}")
+
+
+def cost_recipe(args: argparse.Namespace) -> None:
+    from kvsim.cost.hardware import named_gpu
+    from kvsim.cost.heads import read_geometry
+    from kvsim.cost.measure.choose import usual
+    from kvsim.cost.measure.recipe import recipe
+
+    g = read_geometry(args.geometry) if args.geometry else usual("cuda")
+    print(recipe(named_gpu(args.gpu), g, args.classes, args.between), end="")
 
 
 def cost_fit(args: argparse.Namespace) -> None:
@@ -585,8 +609,40 @@ def _cost_import_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--classes", metavar="FILE", help="TOML with rules of your own, kernel names to classes")
     p.add_argument("--batch", type=int, metavar="N", help="requests, where the file does not say")
     p.add_argument("--context", type=int, metavar="N", help="tokens of a request, where the file does not say")
+    p.add_argument(
+        "--pages", type=int, metavar="N", help="pages that a kv head reads, all requests together, of kernels that read pages"
+    )
+    p.add_argument("--page", type=int, metavar="N", help="tokens of a page")
     p.add_argument("--cache", choices=("cold", "hot", "unknown"), help="what the measurement left in the caches")
     p.add_argument("--json", action="store_true", help="for programs")
+
+
+def _cost_measure_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("-o", "--out", required=True, metavar="SAMPLES.csv", help="the samples")
+    p.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cuda (default): a GPU through torch, ROCm too; cpu: one thread of this machine",
+    )
+    p.add_argument(
+        "--classes", type=_words, metavar="NAMES", help="of kernels, with commas between (default: all that the device has)"
+    )
+    p.add_argument("--geometry", metavar="FILE", help="JSON with the heads of the model (default: those of Llama-3.1-8B)")
+    p.add_argument(
+        "--seconds", type=float, default=60, metavar="N", help="of rounds, five of which are made in any case (default: 60)"
+    )
+    p.add_argument(
+        "--largest", type=int, metavar="MIB", help="K and V of the largest launch (default: 2048 at most, on a CPU 256)"
+    )
+    p.add_argument("--between", action="store_true", help="shapes inside the box of the usual ones, for cost check")
+
+
+def _cost_recipe_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--gpu", default="h100", metavar="NAME", help="whose memory bounds the shapes (default: h100)")
+    p.add_argument("--geometry", metavar="FILE", help="JSON with the heads of the model (default: those of Llama-3.1-8B)")
+    p.add_argument("--classes", type=_words, metavar="NAMES", help="of kernels, with commas between (default: all)")
+    p.add_argument("--between", action="store_true", help="shapes inside the box of the usual ones, for cost check")
 
 
 def _cost_fit_options(p: argparse.ArgumentParser) -> None:
@@ -700,6 +756,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
     ("calibrate",): ("learn what a codec needs beforehand from another trace", calibrate_, _calibrate_options),
     ("advise",): ("budgets per layer and kv head that reach a target at least bytes", advise_, _advise_options),
     ("policies",): ("what exists: paper, needs, parameters, presets", policies, _policies_options),
+    ("cost", "recipe"): ("which shapes to measure, and how with a profiler", cost_recipe, _cost_recipe_options),
+    ("cost", "measure"): ("the kernels of a device -> samples", cost_measure, _cost_measure_options),
     ("cost", "import"): ("profilers' exports -> samples, with an account of every row", cost_import, _cost_import_options),
     ("cost", "fit"): ("samples -> a cost model of one GPU", cost_fit, _cost_fit_options),
     ("cost", "check"): ("a cost model against measurements", cost_check, _cost_check_options),
@@ -722,7 +780,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
 
 GROUPS = {
     "trace": ("info, check, synth", "Traces."),
-    "cost": ("import, fit, check, predict, whatif, explain", "Time from counted bytes, on a GPU that was measured."),
+    "cost": ("recipe, measure, import, fit, check, predict, whatif, explain", "Time from counted bytes, on a GPU that was measured."),
 }
 
 
@@ -768,6 +826,10 @@ def parser() -> Parser:
         options(p)
         p.set_defaults(call=call, parser=p)
     return top
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
 
 
 def _layers(text: str) -> list[int] | None:

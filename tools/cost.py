@@ -1,14 +1,16 @@
-"""What is behind the cost model and takes too long for a test: `tables FOLDER`, `models FOLDER -o DIR` and `synthetic`.
+"""What is behind the cost model and takes too long for a test, or needs a device.
 
 tables FOLDER       imports every file; fits decode tables on half of their shapes and checks the other half
 models FOLDER -o DIR  the same for decode tables only, and writes a model of all their shapes to DIR
 synthetic --sets N  how often 95 % intervals hold the truth of made-up samples with a tenth of outliers
+held MODEL SAMPLES  check, held against what is asked of shapes that the model has not seen
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -17,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.cost.check import check
+from kvsim.cost.check import lines as check_lines
 from kvsim.cost.fit import fit
 from kvsim.cost.load import Loaded, lines, load
 from kvsim.cost.model import calibrate, read_model, write_model
@@ -116,6 +119,16 @@ def synthetic(sets: int, noise: float, repeats: int) -> int:
     return not 0.92 <= min(launch, bandwidth) <= max(launch, bandwidth) <= 0.98
 
 
+def held(model: Path, samples: Path) -> int:
+    """Prints the check, then a line a class -> the number of classes whose error is larger than asked."""
+    found = check(read_model(model), read_samples(samples))
+    print("\n".join(check_lines(found)))
+    missed = [w for w in found["whole"] if not w["n"] or w["mape"] > WHOLE]
+    for w in found["whole"]:
+        print(f"{'MISSED' if w in missed else 'met':7} {w['class']:16} MAPE {w.get('mape', math.nan):6.1%} (asked: {WHOLE:.0%})")
+    return len(missed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="studies behind the cost model")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -130,14 +143,18 @@ def main() -> int:
     p.add_argument("--sets", type=int, default=1000)
     p.add_argument("--noise", type=float, default=0.05)
     p.add_argument("--repeats", type=int, default=3)
+    p = verbs.add_parser("held", help="a model against samples of shapes it has not seen")
+    p.add_argument("model", type=Path)
+    p.add_argument("samples", type=Path)
     args = parser.parse_args()
-    if args.verb == "models":
-        args.out.mkdir(parents=True, exist_ok=True)
-    return (
-        tables(args.folder, args.draws, getattr(args, "out", None))
-        if args.verb != "synthetic"
-        else synthetic(args.sets, args.noise, args.repeats)
-    )
+    if args.verb == "held":
+        return min(held(args.model, args.samples), 1)
+    if args.verb == "synthetic":
+        return synthetic(args.sets, args.noise, args.repeats)
+    out = getattr(args, "out", None)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    return tables(args.folder, args.draws, out)
 
 
 if __name__ == "__main__":

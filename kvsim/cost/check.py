@@ -9,8 +9,8 @@ import polars as pl
 
 from kvsim.cost.classfit import summary
 from kvsim.cost.fit import half
-from kvsim.cost.hardware import named_gpu
 from kvsim.cost.model import GRADES, CostModel, predict
+from kvsim.cost.probe import PROBE, is_device
 from kvsim.errors import Uncalibrated, WrongUse
 
 HEADS = ("class", "q_heads", "kv_heads", "head_dim")
@@ -25,7 +25,7 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
     other half. Raises WrongUse when it is of another GPU or has none of the samples' heads;
     if strict, Uncalibrated when a row is not calibrated."""
     rest = samples.filter(~half(samples)) if model.about["options"]["half"] else samples
-    good = rest.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot"))
+    good = rest.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot") & ~PROBE)
     _refuse_another_gpu(model, good)
     _refuse_other_heads(model, good)
     told = predict(model, good)
@@ -36,7 +36,7 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
         for k, g in sorted(told.group_by("class", "variant"), key=lambda x: str(x[0]))
     ]
     whole = [{"class": k[0]} | _row(model, g) for k, g in sorted(told.group_by("class"), key=lambda x: str(x[0]))]
-    left = {"fitted half": samples.height - rest.height, "impossible, conflicting or hot": rest.height - good.height}
+    left = {"fitted half": samples.height - rest.height, "impossible, conflicting, hot or plain reads": rest.height - good.height}
     return {"rows": rows, "whole": whole, "left_out": left}
 
 
@@ -53,7 +53,7 @@ def refuse_uncalibrated(told: pl.DataFrame) -> None:
 
 def _refuse_another_gpu(model: CostModel, samples: pl.DataFrame) -> None:
     for name in sorted(samples["gpu"].drop_nulls().unique()):
-        if model.gpu and named_gpu(name).key != model.gpu.key:
+        if model.gpu and not is_device(name, model.gpu):
             raise WrongUse(
                 f"the samples are of {name}, the model of {model.gpu.name}: a time does not carry over to another GPU; fit samples of it"
             )

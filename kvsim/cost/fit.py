@@ -17,6 +17,7 @@ from kvsim.cost.classfit import KEY, ClassFit, summary
 from kvsim.cost.form import BASE, features, place, usable
 from kvsim.cost.gate import OVER
 from kvsim.cost.hardware import Gpu
+from kvsim.cost.probe import PROBE
 from kvsim.cost.residual import grid
 from kvsim.cost.robust import bootstrap, interval, seed_of, solve
 from kvsim.cost.steps import STEP_KEY, fit_steps
@@ -53,6 +54,8 @@ def fit(samples: pl.DataFrame, gpu: Gpu | None, draws: int = DRAWS, seed: int = 
     good = samples.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot"))
     out.left_out.update({s: n for s, n in samples["status"].value_counts().iter_rows() if s in ("impossible", "conflicting")})
     out.left_out["hot cache"] += samples.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") == "hot")).height
+    out.left_out["plain reads, which say what the device can do"] += good.filter(PROBE).height
+    good = good.filter(~PROBE)
     _refuse_faster_than_link(samples, gpu)
     for key, group, wide, how in _groups(good):
         if why := _unfit(group, wide):

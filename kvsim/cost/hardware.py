@@ -11,7 +11,7 @@ from kvsim.errors import WrongUse
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak figures; `sources` says where each comes from. pcie_gbps is of one direction."""
+    """Peak figures, 0 where not known; `sources` says where each comes from. pcie_gbps is of one direction."""
 
     key: str
     name: str
@@ -26,7 +26,7 @@ class Gpu:
     def link_gbps(self, cls: str) -> float | None:
         """The fastest that bytes of a kernel class can move, or None where no single link bounds them."""
         if cls in ("host_fetch", "tier_move"):
-            return self.pcie_gbps
+            return self.pcie_gbps or None
         return None if cls in ("ssd_fetch", "collective", "rest", "routing") else self.bandwidth_gbps
 
 

@@ -15,9 +15,11 @@ from kvsim.cost.classes import load_rules
 from kvsim.cost.gate import marked
 from kvsim.cost.hardware import Gpu, named_gpu
 from kvsim.cost.heads import read_geometry
+from kvsim.cost.probe import device_of
 from kvsim.cost.readers import aic, kineto, llmservingsim, ncu, nsys, proton
 from kvsim.cost.readers.found import Found, Told
 from kvsim.cost.samples import STATUSES, frame, read_samples
+from kvsim.cost.shaped import shaped
 from kvsim.errors import BadProfile, WrongUse
 
 FORMATS = ("ncu", "nsys", "nsys-sqlite", "kineto", "proton", "aic", "llmservingsim", "samples")
@@ -41,10 +43,13 @@ def load(
     batch: int | None = None,
     context: int | None = None,
     cache: str | None = None,
+    pages: int | None = None,
+    page: int | None = None,
 ) -> Loaded:
     """Reads each file with its reader and marks rows that cannot be true. Raises BadProfile or WrongUse with file, row and column.
 
-    batch, context, cache and geometry say what a file does not; a GPU (default: the one the file names) gives the limits of the gate."""
+    batch, context, pages of page tokens, cache and geometry say what a file does not; a GPU (default: the one the file names) gives
+    the limits of the gate."""
     if format not in ("auto", *FORMATS):
         raise WrongUse(f"unknown format {format!r}: one of auto, {', '.join(FORMATS)}")
     told = Told("", load_rules(classes), read_geometry(geometry) if geometry else None, batch, context, cache)
@@ -52,7 +57,7 @@ def load(
     parts, files = [], []
     for path in map(Path, paths):
         samples, about = _one(path, format, told, card)
-        parts.append(samples)
+        parts.append(shaped(samples, told, pages, page))
         files.append(about)
     return Loaded(pl.concat(parts) if parts else frame([]), files)
 
@@ -80,7 +85,7 @@ def _own_gpu(samples: pl.DataFrame, found: Found) -> Gpu | None:
     """The GPU that a file names, if it is one and we know it."""
     names = {n for n in [found.facts.get("name"), *samples["gpu"].unique()] if isinstance(n, str) and n}
     try:
-        return named_gpu(names.pop()) if len(names) == 1 else None
+        return device_of(names.pop(), samples) if len(names) == 1 else None
     except WrongUse:
         return None
 

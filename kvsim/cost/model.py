@@ -19,6 +19,7 @@ from kvsim.cost.fit import DRAWS, Fitted, fit, half
 from kvsim.cost.form import UNITS, place
 from kvsim.cost.gate import OVER
 from kvsim.cost.hardware import Gpu, named_gpu
+from kvsim.cost.probe import device_of
 from kvsim.cost.residual import Grid
 from kvsim.cost.samples import read_samples, write_whole
 from kvsim.errors import BadProfile, WrongUse
@@ -63,9 +64,9 @@ def _card(samples: pl.DataFrame, gpu: str | None) -> Gpu | None:
     names = sorted(samples["gpu"].drop_nulls().unique())
     if gpu:
         return named_gpu(gpu)
-    if len({named_gpu(n).key for n in names}) > 1:
+    if len({device_of(n, samples).key for n in names}) > 1:
         raise WrongUse(f"samples of {len(names)} GPUs ({', '.join(names)}): fit one at a time, or say which with --gpu")
-    return named_gpu(names[0]) if names else None
+    return device_of(names[0], samples) if names else None
 
 
 def _input(path: Path, samples: pl.DataFrame) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _named(table: pl.DataFrame) -> pl.DataFrame:
 
 def _refuse_what_does_not_fit(model: CostModel, found: Work, asked: Asked) -> None:
     most, weights = found.steps.sort("resident_bytes").row(-1, named=True), asked.weights_bytes or 0
-    if model.gpu and most["resident_bytes"] + weights > model.gpu.memory_gb * 1e9:
+    if model.gpu and model.gpu.memory_gb and most["resident_bytes"] + weights > model.gpu.memory_gb * 1e9:
         raise WrongUse(
             f"--batch {asked.batch}: {most['policy']} holds {most['resident_bytes'] / 1e9:.1f} GB at step {most['at']} of request"
             f" {most['request']}{f', beside {weights / 1e9:.1f} GB of weights' if weights else ''}, and {model.gpu.name} has"

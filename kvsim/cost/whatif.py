@@ -92,7 +92,7 @@ def _part(bytes: int | None, devices: int) -> int | None:
 def refuse_what_does_not_fit(model: CostModel, name: str, resident: int, asked: Asked, lengths: Sequence[int]) -> None:
     """Raises WrongUse for a batch that the GPU's memory cannot hold beside the weights."""
     gpu, weights = model.gpu, _part(asked.weights_bytes, asked.devices) or 0
-    if gpu and resident + weights > gpu.memory_gb * 1e9:
+    if gpu and gpu.memory_gb and resident + weights > gpu.memory_gb * 1e9:
         of = f"{weights / 1e9:.1f} GB of weights and " if weights else ""
         raise WrongUse(
             f"{name} with {len(lengths)} requests of up to {max(lengths)} tokens needs {of}{resident / 1e9:.1f} GB for the cache, and"
