@@ -371,6 +371,36 @@ def cost_whatif(args: argparse.Namespace) -> None:
         print(line)
 
 
+def cost_serve(args: argparse.Namespace) -> None:
+    from kvsim.cost.heads import geometry
+    from kvsim.cost.model import read_model
+    from kvsim.cost.serve import Asked, lines, serve
+
+    asked = Asked(
+        args.policy,
+        contexts=args.context,
+        batch=args.batch,
+        lengths=args.lengths,
+        variant=args.variant,
+        kernels=_kernels(args),
+        how=_how(args),
+        union=args.union_factor,
+        graph=args.graph,
+        memory_share=args.memory_share,
+        weights=_bytes(args.weights) or 0,
+        workspace=_bytes(args.workspace) or 0,
+        prefix=args.prefix,
+        bucket=args.bucket,
+        span=args.span,
+    )
+    found = serve(read_model(args.model), geometry(args.geometry), asked)
+    if args.json:
+        _json(found)
+        return
+    for line in lines(found):
+        print(line)
+
+
 def cost_explain(args: argparse.Namespace) -> None:
     from kvsim.cost import claims, explain
     from kvsim.cost.fixed import fixed
@@ -724,6 +754,35 @@ def _cost_whatif_options(p: argparse.ArgumentParser) -> None:
     _cost_price_options(p)
 
 
+def _cost_serve_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
+    p.add_argument(
+        "-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions with fixed budgets"
+    )
+    p.add_argument(
+        "--geometry", required=True, metavar="FILE|MODEL_ID", help="JSON with the heads of the model, or one that kvsim knows"
+    )
+    p.add_argument("--context", type=_numbers, required=True, metavar="LIST", help="tokens of requests alike: 8192,32768")
+    p.add_argument("--batch", type=_number, default=1, metavar="N", help="requests, for the latency (default: 1)")
+    p.add_argument("--lengths", type=_numbers, default=[], metavar="LIST", help="a mix: tokens of each request of one batch")
+    p.add_argument(
+        "--bucket", type=_number, default=1024, metavar="N", help="lengths of the mix rounded up to it (default: 1024)"
+    )
+    p.add_argument("--prefix", type=int, default=0, metavar="N", help="first tokens that all requests share (default: 0)")
+    p.add_argument("--span", type=int, default=0, metavar="N", help="evicted tokens that are wanted again")
+    p.add_argument(
+        "--memory-share", type=float, default=0.9, metavar="X", help="of the device's memory that may be used (default: 0.9)"
+    )
+    p.add_argument("--workspace", metavar="SIZE", help="bytes that activations and graphs take, 2GB")
+    p.add_argument(
+        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
+    )
+    p.add_argument(
+        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
+    )
+    _cost_price_options(p)
+
+
 def _cost_explain_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--claims", action="store_true", help="published times that bytes contradict")
     p.add_argument("--model", metavar="MODEL.json", help="a cost model")
@@ -767,6 +826,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
         cost_whatif,
         _cost_whatif_options,
     ),
+    ("cost", "serve"): (
+        "how many requests fit, what their step takes, from which length a policy pays",
+        cost_serve,
+        _cost_serve_options,
+    ),
     ("cost", "explain"): (
         "which fit and term a time comes from; published times that bytes contradict",
         cost_explain,
@@ -780,7 +844,10 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
 
 GROUPS = {
     "trace": ("info, check, synth", "Traces."),
-    "cost": ("recipe, measure, import, fit, check, predict, whatif, explain", "Time from counted bytes, on a GPU that was measured."),
+    "cost": (
+        "recipe, measure, import, fit, check, predict, whatif, serve, explain",
+        "Time from counted bytes, on a GPU that was measured.",
+    ),
 }
 
 

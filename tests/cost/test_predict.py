@@ -232,7 +232,7 @@ def test_the_docs_print_what_the_commands_print(call, tmp_path):
     (tmp_path / "kvsim").symlink_to(Path(kvsim.cost.__file__).parents[1])
     text = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
     shown = re.findall(r"^    \$ kvsim (.*)\n((?:    (?!\$ ).*\n)*)", text, re.MULTILINE)
-    assert [words.split()[1] for words, _ in shown] == ["fit", "whatif", "explain"]
+    assert [words.split()[1] for words, _ in shown] == ["fit", "whatif", "serve", "explain"]
     for words, said in shown:
         code, out, _ = call(*shlex.split(words))
         assert code == 0
