@@ -22,6 +22,7 @@ from kvsim.cost.samples import write_whole
 from kvsim.errors import Uncalibrated, WrongUse
 
 PERCENTILES = (50, 95, 99)
+AT_EVENTS = ("routing", "tier_move")  # what only steps that change the held set do; and looking at scores, where only they look
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def predict(model: CostModel, about: dict[str, Any], ledger: pl.LazyFrame, event
     names = found.steps.select("step", "policy", "request", "at")
     by_class = names.join(by_class, on="step").sort("step", maintain_order=True)
     summary = [
-        _summary(p, rows, by_class.filter(policy=p), prefill.filter(policy=p))
+        _summary(p, rows, by_class.filter(policy=p), prefill.filter(policy=p), asked.how)
         for (p,), rows in by_step.group_by("policy", maintain_order=True)
     ]
     return Bill(_named(by_step), _named(by_class), prefill, summary, found.notes + notes + _measured(model, by_class))
@@ -98,7 +99,7 @@ def _prefill(prices: Prices, about: dict[str, Any], found: Work, asked: Asked) -
     return out.select("policy", "request", "part", "bytes", "us", "low_us", "high_us", "grade", "by"), notes
 
 
-def _summary(policy: str, rows: pl.DataFrame, by_class: pl.DataFrame, prefill: pl.DataFrame) -> dict[str, Any]:
+def _summary(policy: str, rows: pl.DataFrame, by_class: pl.DataFrame, prefill: pl.DataFrame, how: Kernels) -> dict[str, Any]:
     """What stdout shows of a policy. Percentiles over all steps of all requests, and over the requests' means."""
     means = rows.group_by("request").agg(pl.col("step_us").mean())["step_us"].to_numpy()
     steps_us = rows["step_us"].to_numpy()
@@ -116,6 +117,7 @@ def _summary(policy: str, rows: pl.DataFrame, by_class: pl.DataFrame, prefill: p
         "steps": count,
         "tpot_us": _percentiles(steps_us),
         "tpot_requests_us": _percentiles(means),
+        "tpot_staggered_us": _percentiles(_staggered(rows, by_class, how)),
         "overlap_us": float(np.median(rows["overlap_us"].to_numpy())),
         "low_us": middle["low_us"],
         "high_us": middle["high_us"],
@@ -128,6 +130,15 @@ def _summary(policy: str, rows: pl.DataFrame, by_class: pl.DataFrame, prefill: p
         "peak_resident_bytes": int(rows["resident_bytes"].max()),  # type: ignore[arg-type]
         "peak_away_bytes": int(rows["away_bytes"].max()),  # type: ignore[arg-type]
     }
+
+
+def _staggered(rows: pl.DataFrame, by_class: pl.DataFrame, how: Kernels) -> Any:
+    """step_us where the requests of a batch have their events at different steps: every step bears the mean of them. step_us itself is of a
+    batch that has them all at once."""
+    events = (*AT_EVENTS, "scores") if how.scores_at == "events" else AT_EVENTS
+    spent = by_class.filter(pl.col("class").is_in(events)).group_by("request", "at").agg(event=pl.col("us").sum())
+    both = rows.join(spent, on=["request", "at"], how="left").with_columns(pl.col("event").fill_null(0.0))
+    return both.select(pl.col("step_us") - pl.col("event") + pl.col("event").mean().over("request")).to_series().to_numpy()
 
 
 def _percentiles(us: Any) -> dict[str, float]:
@@ -186,6 +197,7 @@ def lines(bill: Bill) -> list[str]:
             s["policy"],
             f"  TPOT {tpot}  over {s['steps']} steps; a middle step {span}; {s['grade']}; {s['binding']} binds",
             *_fetched(s),
+            *_apart(s),
             *(
                 f"    {c['class']:15} {seconds(c['us']):>9}  {c['bytes'] or 0:14.0f} B  {c['grade']}, by {c['by']}"
                 for c in s["classes"]
@@ -198,6 +210,15 @@ def lines(bill: Bill) -> list[str]:
         if s["unknown"]:
             said.append(f"  no time is known for {', '.join(s['unknown'])}: these are floors")
     return said + bill.notes
+
+
+def _apart(s: dict[str, Any]) -> list[str]:
+    last = f"p{PERCENTILES[-1]}"
+    if s["tpot_staggered_us"][last] == s["tpot_us"][last]:
+        return []
+    return [
+        f"  requests that cut at once {last} {seconds(s['tpot_us'][last])}, at different steps {seconds(s['tpot_staggered_us'][last])}"
+    ]
 
 
 def _fetched(s: dict[str, Any]) -> list[str]:

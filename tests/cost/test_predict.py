@@ -93,6 +93,23 @@ def test_tables_add_up(run, model):
     assert full["prefill_extra_us"] == 0
 
 
+def test_events_at_different_steps_cost_the_same_in_all_and_less_at_the_end(run, model):
+    from kvsim.cost.predict import _staggered
+
+    how = Kernels(scores_at="events")
+    bill = billed(run, model, how=how)
+    apart = 0
+    for entry in bill.summary:
+        rows, classes = (t.filter(policy=entry["policy"]).rename({"step": "at"}) for t in (bill.steps, bill.parts))
+        spread = _staggered(rows, classes, how)
+        assert spread.mean() == pytest.approx(rows["step_us"].mean())
+        assert entry["tpot_staggered_us"]["p99"] <= entry["tpot_us"]["p99"] + 1e-9
+        none = classes.filter(pl.col("class").is_in(["routing", "tier_move", "scores"])).is_empty()
+        assert not none or (spread == rows["step_us"].to_numpy()).all()
+        apart += entry["tpot_staggered_us"]["p99"] < entry["tpot_us"]["p99"] - 1e-9
+    assert apart
+
+
 def test_what_prefill_gains(run, model):
     bill = billed(run, model)
     of = {(r["policy"].split("(")[0] + r["part"]): r["bytes"] for r in bill.prefill.to_dicts()}
