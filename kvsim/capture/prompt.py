@@ -37,8 +37,6 @@ class Prompt:
                 f"a prompt of {self.prefill} of {len(self.tokens)} tokens with {len(self.roles)} roles; expected one token or more, "
                 "a role for each"
             )
-        if HOLE in self.tokens[: self.prefill]:
-            raise WrongUse("the model is to speak inside the prompt; expected tokens only, up to what is fed")
 
     def score(self, said: str) -> float:
         """Of what a model said after all that it was fed: 0 to 1. Raises WrongUse: nothing to score by."""

@@ -54,8 +54,10 @@ def test_a_needle_is_captured_and_verified(capsys, folder, tmp_path):
     assert len(trace.requests[0].evidence) == 1
     row = pq.read_table(out / "requests").to_pylist()[0]
     meta = json.loads(row["meta"])
-    assert meta["answered"] is False
-    assert meta["answer"] in row["text"]
+    assert (meta["solved"], meta["score"]) == (False, 0)
+    assert meta["answers"][0] in row["text"]
+    [told] = manifest["capture"]["requests"]
+    assert told == {k: ({"request": 0} | meta)[k] for k in ("request", "task", "seed", "answers", "said", "score", "solved")}
     assert len(row["token_ids"]) == row["total_tokens"] == row["prompt_tokens"] + 128
 
 
@@ -102,11 +104,11 @@ def test_a_capture_that_is_not_true_fails(capsys, folder, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "--prompt FILE or --task needle|reversal|plain"),
+        ([], "--prompt FILE or --task needle|passkey|"),
         (["--task", "needle", "--prompt", "x"], "--prompt FILE or --task"),
         (["--task", "needel"], "did you mean 'needle'"),
         (["--task", "needle", "--question", "x"], "--question belongs to --prompt"),
-        (["--prompt", "x", "--text", "x"], "--text belongs to --task"),
+        (["--prompt", "x", "--text", "x"], "--text belongs to a task that is made"),
         (["--prompt", "x", "--depth", "0.5"], "--depth belongs to"),
         (["--task", "plain", "--seen"], "--seen belongs to a question"),
         (["--prompt", "x", "--mode", "question_fed"], "expected a question"),

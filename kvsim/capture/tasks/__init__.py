@@ -55,7 +55,9 @@ def check(name: str) -> None:
     """Raises WrongUse: no such task."""
     if name not in TASKS:
         near = get_close_matches(name, TASKS, 1)
-        raise WrongUse(f"no task {name!r}" + (f", did you mean {near[0]!r}?" if near else f"; expected {', '.join(TASKS)}, or FILE.jsonl"))
+        raise WrongUse(
+            f"no task {name!r}" + (f", did you mean {near[0]!r}?" if near else f"; expected {', '.join(TASKS)}, or FILE.jsonl")
+        )
 
 
 def long_text(name: str, path: str | None = None) -> str:

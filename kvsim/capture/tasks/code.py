@@ -11,7 +11,8 @@ from random import Random
 from kvsim.capture.tasks.hide import Fact, Story
 from kvsim.capture.tasks.keys import key
 
-FAR = (0.05, 0.3)  # depths of the definition
+EARLY = (0.05, 0.3)  # depths of the definition
+FAR = 400  # characters: the end of a function further away is none
 VERBS, THINGS = ("read", "find", "count", "load", "pick"), ("vault", "ticket", "locker", "signal", "harbor")
 
 
@@ -25,4 +26,4 @@ def far_definition(rng: Random) -> Story:
     name, k = f"{rng.choice(VERBS)}_{rng.choice(THINGS)}_code", key(rng)
     fact = Fact(f"def {name}():\n    return {k}", after="\n\n\n")
     asked = f"# {name}() returns the number in its definition.\nassert {name}() =="
-    return Story((fact,), asked, (k,), tail="\n\n", range=FAR, borders=("\n\n\n", "\n\n", "\n", " "))
+    return Story((fact,), asked, (k,), tail="\n\n", range=EARLY, far=FAR, borders=("\n\n\n", "\n\n", "\n", " "))

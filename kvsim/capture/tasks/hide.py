@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, permutations
 from math import factorial
 from random import Random
 from typing import Any
 
 from kvsim.capture.prompt import FORCED, QUESTION, Prompt
-from kvsim.capture.tasks.passage import BORDERS, LEAST, last_border, next_border, passage
+from kvsim.capture.tasks.passage import BORDERS, FAR, LEAST, last_border, next_border, passage
 from kvsim.capture.tasks.render import Piece, count, known, render
 from kvsim.errors import WrongUse
 from kvsim.geometry import Span
@@ -19,7 +18,7 @@ from kvsim.geometry import Span
 EDGE = 64  # tokens at the start that no fact is put in: sinks would keep it
 DEEPEST = 0.85  # part of the context: later, every recent window holds the fact
 JOINTS = 4  # tokens that a fact may cost beside its own
-TRIES = 8  # pages' worth of words that are left out to bring evidence to its place on a page
+CLEAR = 3  # pages before evidence that is to stand somewhere on its page
 
 AT: dict[str, Callable[[Span, int], bool]] = {
     "start": lambda s, page: s.start % page == 0,
@@ -91,6 +90,7 @@ class Story:
     decoded: bool = False
     range: tuple[float, float] | None = None
     borders: tuple[str, ...] = BORDERS
+    far: int = FAR
 
 
 def hide(tokenizer: Any, text: str, story: Story, where: Where, rng: Random, **meta: Any) -> Prompt:
@@ -114,7 +114,7 @@ def hide(tokenizer: Any, text: str, story: Story, where: Where, rng: Random, **m
         pieces = [Piece(story.lead), first, *hidden, Piece(story.tail), *_fed(story, after, where)]
         return render(tokenizer, pieces, story.answers, story.scoring, **meta, **known(text))
 
-    return made() if where.at is None else _on_page(made, texts[0], where)
+    return made() if where.at is None else _on_page(made, tokenizer, texts[0], where)
 
 
 def _check(story: Story, where: Where) -> None:
@@ -141,12 +141,15 @@ def _taken(tokenizer: Any, story: Story, seen: bool) -> int:
 def _places(before: str, story: Story, where: Where, rng: Random) -> Iterator[int]:
     """Where in the passage each fact goes, ascending: at borders, drawn from bands of depth, one for each."""
     low, high = story.range or (EDGE / where.tokens, DEEPEST)
+    low = low if where.at is None else max(low, CLEAR * where.page / where.tokens)
     n, at = 0 if story.decoded else len(story.facts), 0
     for i in range(n):
-        depth = where.depth if where.depth is not None else rng.uniform(low + (high - low) * i / n, low + (high - low) * (i + 1) / n)
-        place = next_border(before, int(depth * len(before)), story.borders)
+        depth = (
+            where.depth if where.depth is not None else rng.uniform(low + (high - low) * i / n, low + (high - low) * (i + 1) / n)
+        )
+        place = next_border(before, int(depth * len(before)), story.borders, story.far)
         if where.depth is None and place > high * len(before):
-            place = last_border(before, int(high * len(before)), story.borders)
+            place = last_border(before, int(high * len(before)), story.borders, story.far)
         at = max(at, place)
         yield at
 
@@ -154,7 +157,7 @@ def _places(before: str, story: Story, where: Where, rng: Random) -> Iterator[in
 def _fed(story: Story, after: str, where: Where) -> Iterator[Piece]:
     """What comes in decode, or is seen at the end of the prompt."""
     if story.decoded:
-        at = next_border(after, len(after) // 2, story.borders)
+        at = next_border(after, len(after) // 2, far=len(after) // 4)
         yield Piece(after[:at], FORCED, fed=True)
         for fact in story.facts:
             yield from (Piece(p.text, FORCED, span=p.span, kind=p.kind) for p in fact.pieces)
@@ -166,11 +169,21 @@ def _fed(story: Story, after: str, where: Where) -> Iterator[Piece]:
     yield Piece(f" {', '.join(story.answers)}." if where.forced else "", FORCED, fed=where.forced)
 
 
-def _on_page(made: Callable[[int], Prompt], text: str, where: Where) -> Prompt:
-    """The prompt with so many of its first words left out that the evidence stands where it is asked for. Raises WrongUse."""
-    fits = AT[where.at or ""]
-    for word in islice(re.finditer(r"\S+\s+|$", text), TRIES * where.page):
-        prompt = made(word.start())
-        if fits(next(s for s in prompt.spans if s.kind == "evidence"), where.page):
+def _on_page(made: Callable[[int], Prompt], tokenizer: Any, text: str, where: Where) -> Prompt:
+    """The prompt with so much of the start of its text left out that the evidence stands where it is asked for. Raises WrongUse.
+
+    Without its first i tokens all others move by i, where i is the start of a word; inside of one they may be cut otherwise."""
+    fits, whole = AT[where.at or ""], _evidence(made(0))
+    starts = [a for a, _ in tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]]
+    moved = [i for i in range(len(starts)) if fits(replace(whole, start=whole.start - i, stop=whole.stop - i), where.page)]
+    for i in sorted(moved, key=lambda i: not text[max(0, starts[i] - 1) : starts[i] + 1].count(" ")):
+        prompt = made(starts[i])
+        if fits(_evidence(prompt), where.page):
             return prompt
-    raise WrongUse(f"no words left out bring the evidence to the {where.at} of a page of {where.page}; take another seed, or a later depth")
+    raise WrongUse(
+        f"the evidence cannot be brought to the {where.at} of a page of {where.page}; take another seed, or a later depth"
+    )
+
+
+def _evidence(prompt: Prompt) -> Span:
+    return next(s for s in prompt.spans if s.kind == "evidence")

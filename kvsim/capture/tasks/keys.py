@@ -39,7 +39,9 @@ def multi_key(rng: Random) -> Story:
     """The pass keys of four people; the question for one of them."""
     names, keys = rng.sample(NAMES, KEYS), [key(rng) for _ in range(KEYS)]
     wanted = rng.randrange(KEYS)
-    facts = [_of(n, k, f"key of {n}", "evidence" if n == names[wanted] else "distractor") for n, k in zip(names, keys, strict=True)]
+    facts = [
+        _of(n, k, f"key of {n}", "evidence" if n == names[wanted] else "distractor") for n, k in zip(names, keys, strict=True)
+    ]
     return Story(tuple(facts), f"The pass key of {names[wanted]} is", (keys[wanted],))
 
 

@@ -47,15 +47,15 @@ def passage(tokenizer: Any, text: str, tokens: int, then: int, rng: Random, part
     return text[start:end], text[end : _line_end(text, start + offsets[last][1])] if then else ""
 
 
-def next_border(text: str, at: int, borders: Sequence[str] = BORDERS) -> int:
+def next_border(text: str, at: int, borders: Sequence[str] = BORDERS, far: int = FAR) -> int:
     """Where the first paragraph from `at` on begins; in a text without near ones, the first line or word."""
-    near = [(text.find(border, at, at + FAR), len(border)) for border in borders]
+    near = [(text.find(border, at, at + far), len(border)) for border in borders]
     return next((i + n for i, n in near if i >= 0), at)
 
 
-def last_border(text: str, at: int, borders: Sequence[str] = BORDERS) -> int:
+def last_border(text: str, at: int, borders: Sequence[str] = BORDERS, far: int = FAR) -> int:
     """Where the last paragraph up to `at` ends; in a text without near ones, the last line or word."""
-    near = [(text.rfind(border, max(0, at - FAR), at), len(border)) for border in borders]
+    near = [(text.rfind(border, max(0, at - far), at), len(border)) for border in borders]
     return next((i + n for i, n in near if i >= 0), at)
 
 

@@ -86,7 +86,9 @@ def _tokenised(tokenizer: Any, pieces: Sequence[Piece]) -> tuple[list[int], list
             span = Span(p.span, bisect_right(stops, at), bisect_left(starts, end), p.kind)
             said = tokenizer.decode(ids[span.start : span.stop], clean_up_tokenization_spaces=False)
             if p.text.strip() not in said:
-                raise WrongUse(f"the tokens of {p.span!r} decode to {said!r}; expected {p.text!r} in it: another tokenizer is needed")
+                raise WrongUse(
+                    f"the tokens of {p.span!r} decode to {said!r}; expected {p.text!r} in it: another tokenizer is needed"
+                )
             spans.append(span)
         at = end
     return ids, firsts, spans

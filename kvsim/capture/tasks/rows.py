@@ -62,7 +62,9 @@ def row_prompt(tokenizer: Any, row: Row, where: Where, limit: int | None = None)
     told = {"task": "jsonl", "row": row.id or row.line} | ({"order": where.order} if where.order else {})
     prompt = render(tokenizer, pieces, row.answers, row.scoring, **told)
     if limit is not None and prompt.prefill > limit:
-        raise WrongUse(f"{row.where}: {limit} tokens do not hold its context; it takes {prompt.prefill} at least (--context {prompt.prefill})")
+        raise WrongUse(
+            f"{row.where}: {limit} tokens do not hold its context; it takes {prompt.prefill} at least (--context {prompt.prefill})"
+        )
     return prompt
 
 
@@ -94,7 +96,11 @@ def _row(where: str, n: int, line: str) -> Row:
 
 
 def _texts(where: str, field: str, found: Any, expected: str) -> Sequence[str]:
-    if not isinstance(found, list) or not all(isinstance(x, str) for x in found) or (field == "context" and not any(map(str.strip, found))):
+    if (
+        not isinstance(found, list)
+        or not all(isinstance(x, str) for x in found)
+        or (field == "context" and not any(map(str.strip, found)))
+    ):
         raise WrongUse(f"{where}: field {field!r} is {json.dumps(found, ensure_ascii=False)[:60]}; expected {expected}")
     return found
 
@@ -105,7 +111,9 @@ def _marked(row: Row, text: str) -> list[Piece]:
     for x in row.evidence:
         times = text.count(x) if x else 0
         if times != 1:
-            raise WrongUse(f"{row.where}: field 'evidence': {x[:40]!r} stands in the context {times} times; expected once, word for word")
+            raise WrongUse(
+                f"{row.where}: field 'evidence': {x[:40]!r} stands in the context {times} times; expected once, word for word"
+            )
         places.append((text.index(x), x))
     pieces, at = [], 0
     for i, (start, x) in enumerate(sorted(places)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import ceil
 from random import Random
 from typing import Any
@@ -32,10 +33,10 @@ def common_words(tokenizer: Any, text: str, where: Where, rng: Random, **meta: A
         least = asked + LEAST
         raise WrongUse(f"{where.tokens} tokens do not hold this task; it takes {least} at least (--context {least})")
     low, high = (len(text) * x // where.part[1] for x in (where.part[0], where.part[0] + 1))
-    known_words = sorted(set(WORD.findall(text[low:high])))
-    rng.shuffle(known_words)
-    listed = _listed(tokenizer, known_words, where.tokens - asked - 2, rng)
-    common = known_words[:COMMON]
+    room = where.tokens - asked - 2
+    there = vocabulary(text[low:high])
+    drawn = rng.sample(there, min(len(there), room))
+    listed, common = _listed(tokenizer, drawn, room, rng), drawn[:COMMON]
     pieces = [x for w in listed for x in (Piece(w, span=w) if w in common else Piece(w), Piece("\n"))]
     pieces += [
         Piece(ASKED, QUESTION, fed=not where.seen),
@@ -44,10 +45,18 @@ def common_words(tokenizer: Any, text: str, where: Where, rng: Random, **meta: A
     return render(tokenizer, pieces, common, "share", **meta, **known(text))
 
 
+@lru_cache(4)  # a text is asked for once a request
+def vocabulary(text: str) -> tuple[str, ...]:
+    """The different words of a text."""
+    return tuple(sorted(set(WORD.findall(text))))
+
+
 def _listed(tokenizer: Any, words: list[str], room: int, rng: Random) -> list[str]:
     """As many lines as `room` tokens hold, the first COMMON words often in them. Raises WrongUse."""
     if len(words) < 10 * COMMON:
-        raise WrongUse(f"the text has {len(words)} different words of 4 to 9 letters; expected {10 * COMMON} or more (--text FILE)")
+        raise WrongUse(
+            f"the text has {len(words)} different words of 4 to 9 letters; expected {10 * COMMON} or more (--text FILE)"
+        )
     ids = tokenizer([f"{w}\n" for w in words], add_special_tokens=False)["input_ids"]
     costs = dict(zip(words, map(len, ids), strict=True))
     common, rare = words[:COMMON], words[COMMON:]
@@ -57,7 +66,9 @@ def _listed(tokenizer: Any, words: list[str], room: int, rng: Random) -> list[st
         others = lines - often * COMMON
         again = ceil(others / len(rare))
         if again * SHARE > often:
-            raise WrongUse(f"{room} tokens of list take more words than the {len(words)} of this text; take a longer one (--text FILE)")
+            raise WrongUse(
+                f"{room} tokens of list take more words than the {len(words)} of this text; take a longer one (--text FILE)"
+            )
         found = common * often + (rare * again)[: max(others, 0)]
         taken = sum(costs[w] for w in found)
         if taken <= room:
