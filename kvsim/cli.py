@@ -15,7 +15,10 @@ from typing import Any, NoReturn
 from kvsim import __version__
 from kvsim.errors import KvsimError, WrongUse
 
-CAPTURE_TASKS = "needle, passkey, border, multi-needle, multi-key, variables, two-evidence, few-shot, code, chat, decoded, reversal, common-words, plain"
+CAPTURE_TASKS = (
+    "needle, passkey, border, multi-needle, multi-key, variables, two-evidence, few-shot, code, chat, decoded, reversal, "
+    "common-words, plain"
+)  # kvsim.capture.tasks.TASKS, without loading it
 DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 

@@ -152,7 +152,7 @@ class Session:
                 prompt_tokens=given.prefill,
                 steps=len(found.tokens) - given.prefill,
                 tokens=tuple(found.tokens),
-                bytes=bytes_of(self.path),
+                bytes=bytes_of(self.path, i),
                 seconds=time.perf_counter() - began,
                 stalled_seconds=self.writer.stalled_seconds - stalled,
                 said=found.meta.get("said"),
@@ -294,5 +294,7 @@ def _request(i: int, prompt: Prompt, total: int, found: Recording | None = None)
     }
 
 
-def bytes_of(path: Path) -> int:
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+def bytes_of(path: Path, request: int | None = None) -> int:
+    """Of a trace on disk, or of the rows of one request."""
+    files = path.glob("**/*" if request is None else f"*/request={request}/**/*")
+    return sum(p.stat().st_size for p in files if p.is_file())

@@ -80,18 +80,25 @@ def _finished(root: Path, closed: Files) -> dict[int, Row]:
 
 def _same(root: Path, mine: Row, theirs: Row, layers: Sequence[Row], written: Sequence[Row]) -> str:
     """When the capture there was begun, if it was of the same kind. Raises WrongUse."""
-    given = json.loads(json.dumps(mine))
-    pairs = {k: (theirs.get(k), given.get(k)) for k in given.keys() - {"capture", *OWN}}
-    before, now = theirs.get("capture") or {}, given["capture"]
-    pairs |= {f"capture {k}": (before.get(k), now.get(k)) for k in now.keys() - set(OWN)}
-    pairs["layers"] = ([dict(x) for x in written], [{c: x.get(c) for c in LAYERS.names} for x in layers])
-    for what, (a, b) in sorted(pairs.items()):
-        if a != b:
-            told = f": {a!r} there, {b!r} now" if len(f"{a!r}{b!r}") < 200 else ""
-            raise WrongUse(
-                f"{root}: the capture there differs in {what}{told}; go on as it was begun, or write to another folder"
-            )
+    before, now = _flat(theirs), _flat(json.loads(json.dumps(mine)))
+    for what in sorted(before.keys() | now.keys()):
+        if before.get(what) != now.get(what):
+            told = f"{what} {before.get(what)!r} there, {now.get(what)!r} now"
+            raise WrongUse(f"{root}: another capture: {told}; go on as it was begun, or write to another folder")
+    if [dict(x) for x in written] != [{c: x.get(c) for c in LAYERS.names} for x in layers]:
+        raise WrongUse(
+            f"{root}: another capture: its layers are not those of this model; go on as it was begun, or write to another folder"
+        )
     return str(theirs["created"])
+
+
+def _flat(manifest: Row, name: str = "") -> dict[str, Any]:
+    """{place: value} of what must be the same in all captures of one trace."""
+    found: dict[str, Any] = {}
+    for key, value in manifest.items():
+        if key not in OWN:
+            found |= _flat(value, f"{name}{key} ") if isinstance(value, dict) else {f"{name}{key}": value}
+    return found
 
 
 def _sweep(root: Path, kept: Files) -> None:
