@@ -248,7 +248,7 @@ def assert_whole(path: Path, complete: bool) -> None:
     if (path / "manifest.json").exists():
         return
     if not any(name.startswith("requests/") for name in names) or not whole_prompts(names):
-        with pytest.raises(BadTrace, match="no request|is missing"):
+        with pytest.raises(BadTrace, match=r"no request|is missing"):
             open_trace(path, allow_partial=True)
         return
     trace = open_trace(path, allow_partial=True)
