@@ -153,8 +153,8 @@ def one(cell: Cell, context: int, loaded: Any, text: str, where: Path) -> str:
     from kvsim.capture.check import summary, verify
     from kvsim.capture.run import capture
 
-    where = {"tokens": LENGTHS[cell.length], "part": (context, CONTEXTS), "steps": STEPS}
-    prompt = tasks.make(cell.task, loaded.tokenizer, text, context, **where)
+    length, part = LENGTHS[cell.length], (context, CONTEXTS)
+    prompt = tasks.make(cell.task, loaded.tokenizer, text, context, tokens=length, part=part, steps=STEPS)
     path = cell.trace(where, context)
     steps = None if cell.task == "reversal" else STEPS
     report = capture(
@@ -184,8 +184,8 @@ def summary(cell: Cell, where: Path) -> str:
     rows = [pq.read_table(path / "requests").to_pylist()[0] for path in paths]
     steps = sum(r["total_tokens"] - r["prompt_tokens"] for r in rows)
     size = sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file())
-    told = [json.loads(r["meta"]) for r in rows]
-    answers = [m[name] for m in told for name in ("solved", "answered") if name in m]  # as earlier captures called it
+    metas = [json.loads(r["meta"]) for r in rows]
+    answers = [m[name] for m in metas for name in ("solved", "answered") if name in m]  # as earlier captures called it
     told = f"{len(paths)} contexts, {steps:,} decode steps, {size:,} bytes"
     return told + (f", {sum(answers)} of {len(answers)} answered" if answers else "")
 

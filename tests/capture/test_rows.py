@@ -64,7 +64,7 @@ def test_a_request_of_a_log_has_no_answer(tmp_path):
 def test_a_context_that_does_not_fit_tells_the_least(tmp_path):
     with pytest.raises(WrongUse, match=r"line 1: 10 tokens do not hold its context; it takes \d+ at least") as e:
         prompt(tmp_path, limit=10)
-    least = int(re.search(r"takes (\d+)", str(e.value))[1])
+    least = int(re.findall(r"takes (\d+)", str(e.value))[0])
     assert prompt(tmp_path, limit=least).prefill == least
 
 

@@ -56,9 +56,10 @@ def planted(name: str, prompt: Prompt) -> list[str]:
     if name == "variables":
         return [f"VAR {x} = " for x in answers]
     if name == "two-evidence":
-        who = re.search(r"The pass key of (\w+) is$", text)
-        box = re.search(rf"{who[1]} keeps the pass key in the (\w+) box", text)
-        return sorted([box[0], f"The pass key in the {box[1]} box is {answers[0]}"], key=text.index)
+        [who] = re.findall(r"The pass key of (\w+) is$", text)
+        [box] = re.findall(rf"{who} keeps the pass key in the (\w+) box", text)
+        pair = [f"{who} keeps the pass key in the {box} box", f"The pass key in the {box} box is {answers[0]}"]
+        return sorted(pair, key=text.index)
     if name == "few-shot":
         return re.findall(rf"Thing: \w+\nKind: {answers[0]}\n", text)
     if name == "code":
@@ -240,7 +241,7 @@ def test_common_words_are_the_most_common():
 
 def test_a_chain_of_variables_leads_to_its_value():
     p = one("variables", 4)
-    value = re.search(r"whose value is (\d+) are$", p.text or "")[1]
+    [value] = re.findall(r"whose value is (\d+) are$", p.text or "")
     pairs = dict(re.findall(r"VAR (\w+) = (\w+)", p.text or ""))
 
     def of(x: str) -> str:
@@ -279,7 +280,7 @@ def test_any_text_will_do():
 def test_the_least_length_is_told_and_fits(name):
     with pytest.raises(WrongUse, match=r"100 tokens do not hold this task; it takes \d+ at least \(--context \d+\)") as e:
         one(name, 1, tokens=100)
-    least = int(re.search(r"takes (\d+)", str(e.value))[1])
+    least = int(re.findall(r"takes (\d+)", str(e.value))[0])
     assert 0 < one(name, 1, tokens=least).prefill <= least
     with pytest.raises(WrongUse, match=f"takes {least} at least"):
         one(name, 1, tokens=least - 1)
