@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture test-pages lint types docs bench cases profiles study analyses oracles
+.PHONY: help demo test test-capture test-kills test-pages lint types docs bench cases profiles study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test: lint types  ## lint, types and every test; BROWSER=0 leaves out those that
 
 test-capture: .venv/capture  ## the tests that need torch: of kvsim capture, and of kernels of cost measure (installs the capture extra)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture tests/cost/test_measure_gpu.py
+
+test-kills: .venv/capture  ## 50 captures of many requests killed at random points and gone on with (some minutes)
+	@KVSIM_KILLS=50 $(BIN)/python -m pytest -q tests/capture/test_many.py -k killed
 
 test-pages: .venv/ready  ## 10 000 random sequences of what happens to a physical page (some minutes)
 	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_paging.py -k sequence

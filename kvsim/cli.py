@@ -15,6 +15,10 @@ from typing import Any, NoReturn
 from kvsim import __version__
 from kvsim.errors import KvsimError, Uncalibrated, WrongUse
 
+CAPTURE_TASKS = (
+    "needle, passkey, border, multi-needle, multi-key, variables, two-evidence, few-shot, code, chat, decoded, reversal, "
+    "common-words, plain"
+)  # kvsim.capture.tasks.TASKS, without loading it
 DONE, FAILED, WRONG_USE, UNCALIBRATED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -497,16 +501,30 @@ def _capture_options(p: argparse.ArgumentParser) -> None:
     what = p.add_argument_group("what the model reads")
     what.add_argument("--prompt", metavar="FILE", help="a text")
     what.add_argument("--question", metavar="TEXT", help="asked after --prompt, fed token by token")
-    what.add_argument("--task", choices=("needle", "reversal", "plain"), help="a prompt made from a long text")
-    what.add_argument("--text", metavar="FILE", help="that long text (default: Python's own language reference)")
-    what.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of a task's prompt, at most (default: 1024)")
-    what.add_argument("--seed", type=int, default=0, metavar="N", help="of a task")
+    what.add_argument(
+        "--task", metavar="NAME", help=f"a prompt made from a long text: {CAPTURE_TASKS}; or FILE.jsonl of your own"
+    )
+    what.add_argument("--text", metavar="FILE", help="that long text (default: Python's own language reference, or its code)")
+    what.add_argument(
+        "--context", type=int, metavar="N", help="tokens of a task's prompt, at most (default: 1024; of a row: its own)"
+    )
+    what.add_argument("--seed", type=int, default=0, metavar="N", help="of a task; the next request has the next seed")
+    what.add_argument("--requests", type=int, metavar="N", help="how many in this trace (default: 1; of a file: every row)")
+    what.add_argument("--id", type=int, default=0, metavar="N", help="of the first request in the trace (default: 0)")
     what.add_argument("--depth", type=float, metavar="X", help="where in the prompt the needle is, 0 to 1 (default: drawn)")
+    what.add_argument(
+        "--at", choices=("start", "middle", "end", "border"), help="where on a page the needle is: border, half on each side"
+    )
+    what.add_argument("--page", type=int, metavar="N", help="tokens of that page (default: 16)")
+    what.add_argument("--order", type=int, metavar="N", help="which order of its facts or documents (default: 0, as they are)")
     what.add_argument("--mode", choices=("greedy", "teacher_forced", "question_fed"), help="who says what follows the prompt")
     what.add_argument("--seen", action="store_true", help="the question is part of the prompt")
     what.add_argument("--steps", type=int, metavar="N", help="decode steps, those of fed tokens included")
+    what.add_argument("--max-steps", type=int, metavar="N", help="at most so many, and none after the end of the text")
+    what.add_argument("--sample", type=float, metavar="X", help="capture this part of the requests, drawn by --seed")
     keep = p.add_argument_group("what is recorded")
     keep.add_argument("--layers", type=_layers, metavar="LIST", help="0,3 or 4-9, ends included, or all (default)")
+    keep.add_argument("--every", type=int, default=1, metavar="N", help="queries of one decode step in N (default: 1, all)")
     keep.add_argument("--window-rows", type=int, default=64, metavar="N", help="queries of the last prompt tokens (default: 64)")
     for name, kept in {
         "prefill-mass": "attention summed over the prompt",
@@ -523,6 +541,7 @@ def _capture_options(p: argparse.ArgumentParser) -> None:
     how.add_argument("--verify", action="store_true", help="attend again in float64 and with the model's own function")
     how.add_argument("--dry-run", action="store_true", help="print bytes and memory, and stop")
     how.add_argument("--restart", action="store_true", help="replace what an unfinished capture left")
+    how.add_argument("--append", action="store_true", help="go on with the trace there: requests that it has are left out")
 
 
 def _trace_options(p: argparse.ArgumentParser) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +153,8 @@ def one(cell: Cell, context: int, loaded: Any, text: str, where: Path) -> str:
     from kvsim.capture.check import summary, verify
     from kvsim.capture.run import capture
 
-    make = {"needle": tasks.needle, "reversal": tasks.reversal, "plain": partial(tasks.plain, steps=STEPS)}[cell.task]
-    prompt = make(loaded.tokenizer, text, context, tokens=LENGTHS[cell.length], part=(context, CONTEXTS))  # type: ignore[operator]
+    length, part = LENGTHS[cell.length], (context, CONTEXTS)
+    prompt = tasks.make(cell.task, loaded.tokenizer, text, context, tokens=length, part=part, steps=STEPS)
     path = cell.trace(where, context)
     steps = None if cell.task == "reversal" else STEPS
     report = capture(
@@ -170,7 +169,7 @@ def one(cell: Cell, context: int, loaded: Any, text: str, where: Path) -> str:
         restart=True,
     )
     told = f"{report.prompt_tokens} + {report.steps} tokens, {report.bytes / 1e6:.0f} MB"
-    told += {None: "", True: ", answered", False: ", not answered"}[report.answered]
+    told += {None: "", True: ", answered", False: ", not answered"}[report.solved]
     if context:
         return told
     found = verify(path, loaded.model)
@@ -185,7 +184,8 @@ def summary(cell: Cell, where: Path) -> str:
     rows = [pq.read_table(path / "requests").to_pylist()[0] for path in paths]
     steps = sum(r["total_tokens"] - r["prompt_tokens"] for r in rows)
     size = sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file())
-    answers = [m["answered"] for m in (json.loads(r["meta"]) for r in rows) if "answered" in m]
+    metas = [json.loads(r["meta"]) for r in rows]
+    answers = [m[name] for m in metas for name in ("solved", "answered") if name in m]  # as earlier captures called it
     told = f"{len(paths)} contexts, {steps:,} decode steps, {size:,} bytes"
     return told + (f", {sum(answers)} of {len(answers)} answered" if answers else "")
 

@@ -63,6 +63,12 @@ def trace_bytes(captured: Sequence[Layer], prompt: int, steps: int, keep: Keep, 
     return sizes | {"other": TABLES + 5 * (prompt + steps) + LISTED * len(files)}
 
 
+def together(plans: Sequence[Plan]) -> Plan:
+    """Of requests captured one after the other: bytes of all, memory of the one that needs most."""
+    sizes = {table: sum(p.bytes[table] for p in plans) for table in plans[0].bytes}
+    return Plan(sizes, max((p.memory for p in plans), key=lambda m: sum(m.values())))
+
+
 def check_room(path: Path, plan: Plan) -> None:
     """Raises KvsimError: the trace will not fit on the disk."""
     folder = next(p for p in (path, *path.absolute().parents) if p.exists())
@@ -128,7 +134,7 @@ def _files(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int) -> Ite
     before = prompt - keep.window_rows  # queries of the prompt that are not kept
     ends = accumulate(chunks)
     kept = [min(n, end - before) for n, end in zip(chunks, ends, strict=True) if end > before and keep.window_rows]
-    for n in (*kept, *decode):
+    for n in (*kept, *(-(-n // keep.every) for n in decode)):
         yield _File("q", n * layer.q_heads, 4, (key, value), layer.kv_heads)
     if keep.prefill_mass:
         yield _File("prefill", prompt * layer.q_heads, 4)

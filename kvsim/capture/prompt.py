@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,17 +13,22 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import Span
 
 CONTEXT, QUESTION, FORCED, FREE = 0, 1, 2, 3
+HOLE = -1  # stands for a token that the model is to say before more is fed
+SCORINGS = ("any", "share")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens with a role each; the first `prefill` are the prompt, the others are fed in decode, one a step."""
+    """Tokens with a role each; the first `prefill` are the prompt, the others are fed in decode, one a step; a HOLE among those is
+    the model's to fill. answers: what it is expected to say at the end, scored as `score` does."""
 
     tokens: tuple[int, ...]
     roles: tuple[int, ...]
     prefill: int
     spans: tuple[Span, ...] = ()
     text: str | None = None
+    answers: tuple[str, ...] = ()
+    scoring: str = "any"
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -32,6 +38,13 @@ class Prompt:
                 "a role for each"
             )
 
+    def score(self, said: str) -> float:
+        """Of what a model said after all that it was fed: 0 to 1. Raises WrongUse: nothing to score by."""
+        return score(said, self.answers, self.scoring)
+
+    def solved(self, said: str) -> bool:
+        return self.score(said) == 1
+
     @property
     def fed(self) -> tuple[int, ...]:
         return self.tokens[self.prefill :]
@@ -40,6 +53,16 @@ class Prompt:
     def mode(self) -> str:
         after = self.roles[self.prefill :]
         return "question_fed" if QUESTION in after else "teacher_forced" if after else "greedy"
+
+
+def score(said: str, answers: Sequence[str], scoring: str = "any") -> float:
+    """The part of `answers` that stand in a text as whole words, whatever their case and spacing: of all ("share"), or 1 where one
+    of them does, which are ways to say the same ("any"). Raises WrongUse: no answers, an unknown scoring."""
+    if not answers or scoring not in SCORINGS:
+        raise WrongUse(f"{len(answers)} answers scored by {scoring!r}; expected one or more, by {' or '.join(SCORINGS)}")
+    plain, *wanted = (" ".join(x.casefold().split()) for x in (said, *answers))
+    hits = [re.search(rf"(?<!\w){re.escape(x)}(?!\w)", plain, re.ASCII) is not None for x in wanted]  # not all scripts part words
+    return float(any(hits)) if scoring == "any" else sum(hits) / len(hits)
 
 
 def prompt_of(given: Any) -> Prompt:

@@ -30,6 +30,7 @@ class Keep:
     prefill_mass: bool = True
     k_pre: bool = True
     wo_norm: bool = True
+    every: int = 1  # the queries of one decode step in so many; keys and values of all
 
 
 ALL = Keep()  # every need that a policy can ask for
@@ -39,10 +40,17 @@ class Recorder:
     """Sees the calls of a model's attention and puts rows of `layers`."""
 
     def __init__(
-        self, layers: Sequence[Layer], projections: Mapping[int, torch.Tensor], backend: str, prompt: int, keep: Keep, put: Put
+        self,
+        layers: Sequence[Layer],
+        projections: Mapping[int, torch.Tensor],
+        backend: str,
+        prompt: int,
+        keep: Keep,
+        put: Put,
+        request: int = REQUEST,
     ) -> None:
         self.prompt, copies = prompt, Copies()
-        self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put, copies) for x in layers}
+        self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put, copies, request) for x in layers}
 
     @property
     def seen(self) -> int:
@@ -76,6 +84,7 @@ class _Lane:
     keep: Keep
     put: Put
     copies: Copies
+    request: int = REQUEST
     seen: int = 0
     mass: torch.Tensor | None = None
     block: Block = field(init=False)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d] of a step
@@ -113,15 +122,17 @@ class _Lane:
     def _put_kv(self, start: int, k: torch.Tensor, v: torch.Tensor, k_pre: torch.Tensor | None = None) -> None:
         """Rows [Hkv, n, d] of positions from `start`."""
         take = self.copies.take
-        self.put("kv", REQUEST, self.layer.id, start, take(k), take(v), None if k_pre is None else take(k_pre))
+        self.put("kv", self.request, self.layer.id, start, take(k), take(v), None if k_pre is None else take(k_pre))
         if self.keep.wo_norm and self.projection is not None:
-            self.put("values", REQUEST, self.layer.id, start, take(projected_norm(v, self.projection, self.layer)))
+            self.put("values", self.request, self.layer.id, start, take(projected_norm(v, self.projection, self.layer)))
 
     def _put_q(self, start: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Queries and outputs [Hq, n, d] of positions from `start`."""
+        """Queries and outputs [Hq, n, d] of positions from `start`; of decode steps, those that are sampled."""
         steps = np.arange(start, start + q.shape[1]) - self.prompt
-        take = self.copies.take
-        self.put("q", REQUEST, self.layer.id, steps, take(q.transpose(0, 1)), take(out.transpose(0, 1)))
+        some = slice(-int(steps[0]) % self.keep.every, None, self.keep.every) if start >= self.prompt else slice(None)
+        if len(steps[some]):
+            kept = (self.copies.take(x[:, some].transpose(0, 1)) for x in (q, out))
+            self.put("q", self.request, self.layer.id, steps[some], *kept)
 
     def _add_mass(self, q: torch.Tensor, k: torch.Tensor, start: int) -> None:
         if self.mass is None:
@@ -129,7 +140,7 @@ class _Lane:
         add_mass(self.mass, q, k, start, self.seen - k.shape[1], self.layer)
         if self.seen == self.prompt:
             queries = queries_of(self.prompt, self.layer, q.device)
-            self.put("prefill", REQUEST, self.layer.id, self.copies.take(self.mass.float()), self.copies.take(queries))
+            self.put("prefill", self.request, self.layer.id, self.copies.take(self.mass.float()), self.copies.take(queries))
             self.mass = None
 
 

@@ -24,7 +24,7 @@ from kvsim.trace.bits import RAW, Raw
 DRAFT = b"kvsim.manifest"  # footer key of the layers table: the manifest as known before the capture completed
 AGAIN = "copy or capture it again"
 FINITE = "expected finite numbers, capture again"
-_TABLE = re.compile(r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet")
+TABLE = re.compile(r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet")
 
 Key = tuple[str, int, int]  # table, request, layer; -1 where a table has none
 
@@ -116,16 +116,15 @@ def open_folder(listing: Listing) -> Folder:
     root, manifest, partial, files = listing.root, listing.manifest, listing.partial, listing.manifest["files"]
     segments: dict[Key, list[Segment]] = {}
     for name in files if partial else sorted(files):
-        if match := _TABLE.fullmatch(name):
+        if match := TABLE.fullmatch(name):
             one, table, request, layer = match.groups()
             key = (one, -1, -1) if one else (table, int(request), int(layer))
-            segments.setdefault(key, []).append(_segment(name, root / name, files[name]))
+            segments.setdefault(key, []).append(segment_of(name, root / name, files[name]))
     for table in ("requests", "layers"):
         if (table, -1, -1) not in segments:
             raise BadTrace(f"{root}: the table {table} is missing: no {table}/part-*.parquet is listed; {AGAIN}")
     if partial:
-        segments["requests", -1, -1] = segments["requests", -1, -1][-1:]  # a capture may describe its requests anew as it ends
-        manifest = _draft(segments["layers", -1, -1][0]) | manifest
+        manifest = draft_of(segments["layers", -1, -1][0]) | manifest
     return Folder(root, manifest, listing.sha256, partial, {k: tuple(s) for k, s in segments.items()})
 
 
@@ -166,7 +165,7 @@ def read_journal(file: Path, raw: bytes) -> dict[str, Any]:
     return files
 
 
-def _draft(layers: Segment) -> dict[str, Any]:
+def draft_of(layers: Segment) -> dict[str, Any]:
     draft = (layers.footer.metadata or {}).get(DRAFT, b"{}")
     with _parquet(layers):
         manifest = dict(json.loads(draft))
@@ -189,7 +188,7 @@ def _check_file(root: Path, name: str, entry: Any, lister: str) -> None:
         raise BadTrace(f"{path}: {size} bytes, the {lister} says {listed}: the file is {what}; {AGAIN}")
 
 
-def _segment(name: str, path: Path, entry: dict[str, Any]) -> Segment:
+def segment_of(name: str, path: Path, entry: dict[str, Any]) -> Segment:
     with _parquet(path):
         footer = pq.read_metadata(path, memory_map=True)
     rows = sum(footer.row_group(g).num_rows for g in range(footer.num_row_groups))

@@ -150,7 +150,10 @@ def open_trace(path: str | Path, allow_partial: bool = False) -> Trace:
     captured layer has; requests whose prompt is not whole are left out. Raises BadTrace."""
     root = Path(path)
     folder = open_folder(list_files(root, allow_partial))
-    requests = requests_of(read_rows(folder.of("requests"), REQUESTS), root / "requests")
+    described = read_rows(folder.of("requests"), REQUESTS)
+    if folder.partial:  # a capture describes a request anew as it ends
+        described = list({row["request"]: row for row in described}.values())
+    requests = requests_of(described, root / "requests")
     rows = read_rows(folder.of("layers"), LAYERS)
     dtype = folder.manifest.get("dtype") or _dtype(folder, rows)
     layers = layers_of(rows, dtype, root / "layers")

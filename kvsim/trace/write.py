@@ -7,12 +7,11 @@ import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,9 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import ITEMSIZE, Layer, Request
 from kvsim.tables import LAYERS, PREFILL, REQUESTS, TRACE_SCHEMA, VALUES, kv_schema, q_schema
 from kvsim.trace.bits import RAW, Raw
+from kvsim.trace.closing import locked, replacing
 from kvsim.trace.folder import DRAFT, Key
+from kvsim.trace.rest import Rest, rest_of
 from kvsim.trace.shapes import layers_of, requests_of
 
 ROWS = 32768  # most rows of a row group
@@ -39,7 +40,9 @@ class TraceWriter:
     """A context manager that writes `path`, a new or empty folder. `requests` and `layers` are rows of the tables of these names.
 
     Left without an error, it checks that every captured (request, layer) is whole and writes the manifest. After an error or a
-    kill the segments closed so far stay readable as a partial trace; if `durable`, after a power cut too. Raises WrongUse."""
+    kill the segments closed so far stay readable as a partial trace; if `durable`, after a power cut too. `go_on`: a trace of the
+    same source and capture may be there, complete or not: its finished requests stay, `finished` tells which, others follow them.
+    Raises WrongUse: a folder that is taken, that another process writes, or whose trace is of another capture."""
 
     def __init__(
         self,
@@ -52,21 +55,26 @@ class TraceWriter:
         compression: str = "none",
         created: str | None = None,
         durable: bool = True,
+        go_on: bool = False,
     ) -> None:
         self.path, self.dtype, self.compression, self.durable = Path(path), dtype, compression, durable
         if dtype not in RAW:
             raise WrongUse(f"dtype {dtype!r}: expected {', '.join(RAW)}")
         if compression not in ("none", "zstd"):
             raise WrongUse(f"compression {compression!r}: expected none or zstd")
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if not go_on and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise WrongUse(f"{self.path}: there is something already; write to a new folder, or remove it first")
         self.layers = layers_of(layers, dtype, "layers")
-        self.requests = requests_of(requests, "requests")
+        self.requests: tuple[Request, ...] = ()
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = locked(self.path)
+        self._rows: dict[int, Row] = {}  # of the table `requests`
         self._files: dict[str, dict[str, Any]] = {}
         self._ends: dict[Key, int] = {}  # the position after the last one written
         self._columns: dict[Key, set[str]] = {}
         self._parts: Counter[str] = Counter()
+        self._told: dict[str, Any] = {}
+        self._latest: set[int] = set()  # requests of the last part of their table
         self._draft = {
             "schema": TRACE_SCHEMA,
             "kind": "attention",
@@ -76,10 +84,20 @@ class TraceWriter:
             "byte_order": "little",
             "capture": dict(capture),
         }
-        draft = LAYERS.with_metadata({DRAFT: json.dumps(self._draft).encode()})
-        self._journal = (self.path / "journal.jsonl").open("ab")
-        self._close("layers/part-0.parquet", pa.Table.from_pylist(list(layers), draft))
-        self.describe(requests)
+        self._capture = dict(capture)
+        try:
+            rest = rest_of(self.path, self._draft, list(layers)) if go_on else None
+            self._journal = (self.path / "journal.jsonl").open("ab")
+            if rest is None:
+                draft = LAYERS.with_metadata({DRAFT: json.dumps(self._draft).encode()})
+                self._close("layers/part-0.parquet", pa.Table.from_pylist(list(layers), draft))
+            else:
+                self._take(rest)
+            if requests:
+                self.describe(requests)
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -90,11 +108,34 @@ class TraceWriter:
                 self._finish()
         finally:
             self._journal.close()
+            os.close(self._lock)
+
+    @property
+    def finished(self) -> dict[int, Row]:
+        """The requests that have all their tokens, by id: rows of the table `requests`."""
+        return {i: row for i, row in self._rows.items() if row.get("token_ids") is not None}
 
     def describe(self, requests: Sequence[Row]) -> None:
-        """The requests anew, for a capture that learns its tokens and totals as it ends."""
-        self.requests = requests_of(requests, "requests")
+        """More requests, or the same anew, for a capture that learns their tokens and totals as they end: the last word counts.
+
+        In a trace that may be gone on with, a request is finished when it is described with its tokens, after all its rows."""
+        self._known(requests)
+        self._latest = {int(row["request"]) for row in requests}
         self._close(f"requests/part-{self._next('requests')}.parquet", pa.Table.from_pylist(list(requests), REQUESTS))
+
+    def tell(self, **more: Any) -> None:
+        """What the manifest's `capture` says beside what was given at first, for what only the end of a capture knows."""
+        self._told |= more
+
+    def _known(self, requests: Iterable[Row]) -> None:
+        self._rows |= {int(row["request"]): row for row in requests}
+        self.requests = requests_of(list(self._rows.values()), "requests")
+
+    def _take(self, rest: Rest) -> None:
+        """Goes on from what an earlier capture left."""
+        self._known(rest.requests)
+        self._files, self._parts, self._ends = dict(rest.files), Counter(rest.parts), dict(rest.ends)
+        self._draft |= {"created": rest.created}
 
     def kv(self, request: int, layer: int, pos0: int, k: Raw, v: Raw, k_pre: Raw | None = None) -> None:
         """The rows of positions pos0, pos0 + 1, ...: k and k_pre [Hkv, n, key_dim], v [Hkv, n, value_dim], raw numbers."""
@@ -194,7 +235,7 @@ class TraceWriter:
     ) -> None:
         """One Parquet file under its name, whole or not at all, then its line in the journal."""
         small = [f.name for f in rows.schema if not pa.types.is_fixed_size_binary(f.type)]
-        with _replacing(self.path / name, self.durable) as f:
+        with replacing(self.path / name, self.durable) as f:
             pq.write_table(rows, f, row_group_size=group, compression=self.compression, write_statistics=small, **_PARQUET)
         with (self.path / name).open("rb") as f:
             entry = {
@@ -217,12 +258,16 @@ class TraceWriter:
                     raise WrongUse(
                         f"request {r.id}, layer {layer}: rows end at {ends}; expected kv (and values) to {r.total}, and queries"
                     )
+        if self._latest != set(self._rows):
+            self.describe([row for _, row in sorted(self._rows.items())])
         *old, _ = [name for name in self._files if name.startswith("requests/")]
         files = {name: entry for name, entry in sorted(self._files.items()) if name not in old}
-        with _replacing(self.path / "manifest.json", self.durable) as f:
-            f.write(json.dumps(self._draft | {"status": "complete", "files": files}, indent=1).encode())
+        with replacing(self.path / "manifest.json", self.durable) as f:
+            draft = self._draft | {"capture": {**self._capture, **self._told}, "status": "complete", "files": files}
+            f.write(json.dumps(draft, indent=1).encode())
         for name in old:
-            (self.path / name).unlink()
+            (self.path / name).unlink(missing_ok=True)
+            del self._files[name]
 
 
 def _grid(outer: str, heads: int, inner: str, values: Raw) -> Columns:
@@ -236,20 +281,3 @@ def _array(x: Raw, kind: pa.DataType) -> pa.Array:
         return pa.array(x, kind)
     x = np.ascontiguousarray(x)
     return pa.FixedSizeBinaryArray.from_buffers(kind, x.size // x.shape[-1], [None, pa.py_buffer(x)])
-
-
-@contextmanager
-def _replacing(path: Path, durable: bool) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is whole, and if durable on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as f:
-        yield f
-        f.flush()
-        if durable:
-            os.fsync(f.fileno())
-    temporary.replace(path)
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)

@@ -15,6 +15,7 @@ import torch
 
 from kvsim import cli
 from kvsim.capture.load import load
+from kvsim.capture.tasks import TASKS
 from kvsim.trace.open import open_trace
 from tests.capture import tiny
 from tests.capture.words import SIZE, tokenizer
@@ -54,9 +55,54 @@ def test_a_needle_is_captured_and_verified(capsys, folder, tmp_path):
     assert len(trace.requests[0].evidence) == 1
     row = pq.read_table(out / "requests").to_pylist()[0]
     meta = json.loads(row["meta"])
-    assert meta["answered"] is False
-    assert meta["answer"] in row["text"]
+    assert (meta["solved"], meta["score"]) == (False, 0)
+    assert meta["answers"][0] in row["text"]
+    [told] = manifest["capture"]["requests"]
+    assert told == {k: ({"request": 0} | meta)[k] for k in ("request", "task", "seed", "answers", "said", "score", "solved")}
     assert len(row["token_ids"]) == row["total_tokens"] == row["prompt_tokens"] + 128
+
+
+def test_many_requests_of_a_task_and_of_a_file_in_one_trace(capsys, folder, tmp_path):
+    out, file = tmp_path / "t", tmp_path / "rows.jsonl"
+    words = [folder, "-o", out, "--steps", 60, "--layers", "0"]
+    assert run(capsys, *words, "--task", "multi-key", "--context", 400, "--requests", 2)[0] == 0
+    rows = [{"context": f"Door {i} is open. " * 9, "question": "Which door?", "answers": [str(i)], "id": i} for i in range(3)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    code, said, err = run(capsys, *words, "--task", file, "--id", 2, "--append", "--verify")
+    assert (code, err) == (0, "")
+    assert "3 requests, prompts of " in said
+    assert [int(x) for x in re.findall(r"^request (\d+): 60 decode steps", said, re.MULTILINE)] == [2, 3, 4]
+    assert "verified: 5 layers" in said
+    told = json.loads((out / "manifest.json").read_text())["capture"]["requests"]
+    assert [(x["request"], x["task"], x.get("row"), x.get("seed"), "solved" in x) for x in told] == [
+        (0, "multi-key", None, 0, True),
+        (1, "multi-key", None, 1, True),
+        *((i + 2, "jsonl", str(i), None, True) for i in range(3)),
+    ]
+
+
+def test_a_sample_of_a_log(capsys, folder, tmp_path):
+    out, file = tmp_path / "t", tmp_path / "log.jsonl"
+    rows = [{"context": f"Request {i} of many. " * 9, "question": "", "answers": []} for i in range(40)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert run(capsys, folder, "-o", out, "--task", file, "--sample", 0.1, "--max-steps", 6, "--every", 2)[0] == 0
+    from kvsim.capture.sample import drawn
+
+    assert [r.id for r in open_trace(out).requests] == drawn(range(40), 0.1) != []
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["capture"]["requests_sampled"] == {"rate": 0.1, "seed": 0}
+    assert manifest["capture"]["steps"] == "1 of 2"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_captured(capsys, folder, tmp_path, task):
+    words = [folder, "-o", tmp_path / "t", "--task", task, "--context", 560, "--layers", "0", "--no-wo-norm", "--window-rows", 8]
+    assert run(capsys, *words)[0] == 0
+    told = json.loads((tmp_path / "t/manifest.json").read_text())["capture"]["requests"]
+    assert [x.get("task") for x in told] == [task]
+    assert ("solved" in told[0]) == (task != "plain")
+    assert len(open_trace(tmp_path / "t").requests[0].evidence) >= (task != "plain")
+    assert task in cli.CAPTURE_TASKS.split(", ")
 
 
 def test_a_dry_run_tells_what_the_capture_takes(capsys, folder, tmp_path):
@@ -102,11 +148,11 @@ def test_a_capture_that_is_not_true_fails(capsys, folder, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "--prompt FILE or --task needle|reversal|plain"),
+        ([], "--prompt FILE or --task needle|passkey|"),
         (["--task", "needle", "--prompt", "x"], "--prompt FILE or --task"),
         (["--task", "needel"], "did you mean 'needle'"),
         (["--task", "needle", "--question", "x"], "--question belongs to --prompt"),
-        (["--prompt", "x", "--text", "x"], "--text belongs to --task"),
+        (["--prompt", "x", "--text", "x"], "--text belongs to a task that is made"),
         (["--prompt", "x", "--depth", "0.5"], "--depth belongs to"),
         (["--task", "plain", "--seen"], "--seen belongs to a question"),
         (["--prompt", "x", "--mode", "question_fed"], "expected a question"),
@@ -121,6 +167,19 @@ def test_a_capture_that_is_not_true_fails(capsys, folder, tmp_path, monkeypatch)
         (["--task", "needle", "--device", "meta"], "device 'meta': torch cannot use it here"),
         (["--task", "needle", "--device", "nowhere"], "device 'nowhere': torch cannot use it here"),
         (["--prompt", "/dev/null"], "/dev/null: no text in it"),
+        (["--task", "needle", "--context", "100"], "it takes "),
+        (["--task", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        (["--task", "needle", "--sample", "0.001"], "--sample 0.001: none of 1 requests is drawn"),
+        (["--task", "needle", "--sample", "2"], "sample 2.0: expected a part"),
+        (["--prompt", "x", "--sample", "0.5"], "--sample belongs to --task"),
+        (["--prompt", "x", "--requests", "2"], "--requests belongs to --task"),
+        (["--task", "needle", "--requests", "0"], "--requests 0: expected 1 or more"),
+        (["--task", "needle", "--page", "32"], "--page belongs to --at"),
+        (["--task", "plain", "--order", "1"], "--order belongs to"),
+        (["--task", "x.jsonl", "--at", "end"], "--at belongs to a task that hides"),
+        (["--task", "needle", "--max-steps", "0"], "max_steps 0: expected 1 or more"),
+        (["--task", "needle", "--every", "0"], "every 0: expected 1 or more"),
+        (["--task", "needle", "--append", "--restart"], "to replace what is there or to go on with it"),
     ],
 )
 def test_wrong_use_is_one_line(capsys, folder, tmp_path, words, line):

@@ -117,7 +117,7 @@ def test_prompts_and_steps_that_make_no_sense(llama, tmp_path):
     refused("no tokens", capture, llama, [], tmp_path / "t")
     fed = Prompt(tuple(IDS), (CONTEXT,) * 10 + (FORCED,) * 10, 10)
     refused("10 tokens are fed in decode; take at least 10", capture, llama, fed, tmp_path / "t", steps=9)
-    refused("take at least 1", capture, llama, IDS, tmp_path / "t", steps=0)
+    refused("steps 0: expected 1 or more", capture, llama, IDS, tmp_path / "t", steps=0)
     refused("expected one token or more", Prompt, (), (), 0)
 
 
