@@ -110,6 +110,12 @@ def trace_synth(args: argparse.Namespace) -> None:
     print(synthesize(args.trace, **given).path)
 
 
+def trace_convert(args: argparse.Namespace) -> None:
+    from kvsim.trace.convert import convert
+
+    print(convert(args.dumps, args.out, args.compression))
+
+
 def replay_(args: argparse.Namespace) -> int:
     from kvsim.metrics.diagnostics import write
     from kvsim.replay.folder import partial
@@ -564,6 +570,12 @@ def _synth_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of keys, values and queries")
 
 
+def _convert_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("dumps", nargs="+", metavar="DUMP", help=".npz or .safetensors, or a folder of them: a request each")
+    p.add_argument("-o", "--out", required=True, metavar="TRACE", help="a new folder")
+    p.add_argument("--compression", choices=("none", "zstd"), default="none", help="of the trace (default: none)")
+
+
 def _replay_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("trace", metavar="TRACE")
     p.add_argument(
@@ -830,6 +842,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
     ("trace", "info"): ("what is in a trace, and which needs of policies it can supply", trace_info, _info_options),
     ("trace", "check"): ("sizes, hashes, positions and values of a trace", trace_check, _trace_options),
     ("trace", "synth"): ("write a seeded synthetic trace with a known answer", trace_synth, _synth_options),
+    ("trace", "convert"): ("write a trace of arrays that another tool saved", trace_convert, _convert_options),
     ("replay",): ("replay policies on a trace", replay_, _replay_options),
     ("calibrate",): ("learn what a codec needs beforehand from another trace", calibrate_, _calibrate_options),
     ("advise",): ("budgets per layer and kv head that reach a target at least bytes", advise_, _advise_options),
@@ -862,7 +875,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
 
 
 GROUPS = {
-    "trace": ("info, check, synth", "Traces."),
+    "trace": ("info, check, synth, convert", "Traces."),
     "cost": (
         "recipe, measure, import, fit, check, predict, whatif, serve, explain",
         "Time from counted bytes, on a GPU that was measured.",
