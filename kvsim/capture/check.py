@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvsim.capture import refuse
 from kvsim.capture.bits import raw, tensor
-from kvsim.capture.hooks import function_of
+from kvsim.capture.hooks import function_of, is_flash
 from kvsim.capture.layers import Anatomy, probe
 from kvsim.errors import WrongUse
 from kvsim.trace.bits import widen
@@ -119,7 +119,7 @@ def _again(lane: Lane, anatomy: Anatomy, device: torch.device) -> Iterator[NDArr
         rows = slice(layer.first_visible(int(t)), int(t) + 1)
         q = tensor(lane.q[step], lane.dtype, device)[None, :, None]
         k, v = (tensor(x[:, rows], lane.dtype, device)[None] for x in (lane.k, lane.v))
-        for mask in (_open_mask(k, anatomy.backend), None):
+        for mask in (None,) if is_flash(anatomy.backend) else (_open_mask(k, anatomy.backend), None):
             with torch.no_grad():
                 again = raw(attend(module, q, k, v, mask, **options)[0][0, 0])
             if lane.out is None or (again == lane.out[step]).all():

@@ -155,7 +155,8 @@ def _memory(
     masses = max(x.q_heads for x in captured) * prompt * 8
     scores = max(x.q_heads for x in captured) * new * prompt * (4 + size) if backend == "eager" else 0
     config = model.config.get_text_config(decoder=True)
-    widths = 6 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    widths = 6 * config.hidden_size + 4 * (inner if isinstance(inner, int) else max(inner))  # some have one for each layer
     return {
         "model": sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers())),
         "cache": cache,

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from kvsim.capture.rotary import Turned, turning
+from kvsim.capture.rotary import Take, Turned, turning
 from kvsim.errors import WrongUse
 
-BACKENDS = ("eager", "sdpa")
+BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,17 @@ def attending(model: torch.nn.Module, see: Callable[[Call], None], before: Calla
 
 def backend_of(model: Any) -> str:
     """The name of the attention implementation the model runs with. Raises WrongUse."""
-    name = model.config.get_text_config(decoder=True)._attn_implementation
+    name = str(model.config.get_text_config(decoder=True)._attn_implementation)
     if name not in BACKENDS:
         raise WrongUse(
-            f"attention backend {name!r}: expected {' or '.join(BACKENDS)}; load the model with attn_implementation='sdpa' or 'eager'"
+            f"attention backend {name!r}: expected {', '.join(BACKENDS)}; load the model with attn_implementation='sdpa' or 'eager'"
         )
-    return str(name)
+    return name
+
+
+def is_flash(backend: str) -> bool:
+    """Flash attention masks causally and within a window by itself, and is given no mask."""
+    return backend.startswith("flash")
 
 
 def files_of(model: torch.nn.Module) -> list[ModuleType]:
@@ -90,7 +95,7 @@ def _watched(
     backend: str,
     registered: Callable[..., Any] | None,
     mine: set[int],
-    take: Callable[[], Turned | None],
+    take: Take,
     see: Callable[[Call], None],
 ) -> Callable[..., Any]:
     def attend(
@@ -108,7 +113,8 @@ def _watched(
             )
         result = _either(module, registered)(module, query, key, value, attention_mask, **options)
         if watched:
-            see(Call(module, module.layer_idx, query, key, value, result[0], attention_mask, options, take()))
+            turned = take(module.layer_idx, key[:, :, -query.shape[2] :])
+            see(Call(module, module.layer_idx, query, key, value, result[0], attention_mask, options, turned))
         return result
 
     return attend

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from transformers import DynamicCache
 
 from kvsim.capture import refuse
 from kvsim.capture.bits import dtype_name, raw
-from kvsim.capture.hooks import Call, attending, backend_of
-from kvsim.capture.rotary import Turned
+from kvsim.capture.hooks import Call, attending, backend_of, files_of
+from kvsim.capture.rotary import NAME as ROTARY
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
 from kvsim.trace.bits import widen
@@ -56,7 +56,7 @@ def probe(model: Any) -> Anatomy:
     ids = (torch.arange(TOKENS, device=model.device) % (config.vocab_size - 1) + 1)[None]
     cache = DynamicCache(config=model.config)
     with attending(model, lambda call: _first(calls, call)), _projected(model) as inputs, torch.no_grad():
-        model(input_ids=ids, **cached(model, cache))
+        _forward(model, ids, cache)
     if not calls:
         raise WrongUse(
             f"{type(model).__name__}: no layer calls the attention interface of transformers; capture needs a decoder that does"
@@ -66,7 +66,8 @@ def probe(model: Any) -> Anatomy:
         raise WrongUse(f"queries, keys and values come in {', '.join(sorted(dtypes))}; expected one dtype in all layers")
     dtype = dtypes.pop()
     count = range(config.num_hidden_layers)
-    rows = [_attending(calls, i, config, cache) if i in calls else _linear(i, config, model) for i in count]
+    unseen = _rotates_unseen(model, config)
+    rows = [_attending(calls, i, config, cache, unseen) if i in calls else _linear(i, config, model) for i in count]
     layers = layers_of(rows, dtype, "layers")
     backend = backend_of(model)
     for layer in layers:
@@ -88,13 +89,30 @@ def cached(model: Any, cache: Any) -> dict[str, Any]:
     """The options of a forward with a cache that needs logits of its last token only; names differ between 5.x releases."""
     takes = inspect.signature(model.forward).parameters
     options = {"cache" if "cache" in takes else "past_key_values": cache, "use_cache": True}
-    return options | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
+    if "logits_to_keep" not in takes:
+        return options
+    # Told as a number, some models skip the prompt's other queries in the layers that attend to another layer's cache.
+    shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
+    return options | {"logits_to_keep": torch.tensor([-1], device=model.device) if shared else 1}
 
 
 def turns(call: Call) -> bool:
     """The rotary call before this attention call made its new keys, whole."""
     t, new = call.turned, call.k[:, :, -call.q.shape[2] :]
     return t is not None and t.before.shape == t.after.shape == new.shape and torch.equal(t.after, new)
+
+
+def _forward(model: Any, ids: torch.Tensor, cache: Any) -> None:
+    """Raises WrongUse: what else the model raises over a DynamicCache, a kernel, or a dtype that it does not take."""
+    try:
+        model(input_ids=ids, **cached(model, cache))
+    except WrongUse:
+        raise
+    except Exception as e:
+        said = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise WrongUse(
+            f"{type(model).__name__}: a forward with a DynamicCache fails ({said}); this model cannot be captured"
+        ) from e
 
 
 def _first(calls: dict[int, Call], call: Call) -> None:
@@ -104,7 +122,7 @@ def _first(calls: dict[int, Call], call: Call) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ rows of the layers table
-def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any) -> Row:
+def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any, unseen: bool) -> Row:
     call = calls[i]
     given, kind = call.options, _type(config, i)
     window, sinks, softcap = given.get("sliding_window"), given.get("s_aux"), given.get("softcap")
@@ -115,6 +133,7 @@ def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any) -> Row:
     kv_heads, value_dim = call.v.shape[1], call.v.shape[3]
     row_bytes, latent = _row_bytes(call, cache.layers[i] if i < len(cache.layers) else None)
     scale = given.get("scaling")
+    source = next((j for j in sorted(calls) if j < i and calls[j].k.data_ptr() == call.k.data_ptr()), None)
     return {
         "layer": i,
         "kind": "mla_expanded" if latent else "full" if window is None else "sliding",
@@ -126,9 +145,9 @@ def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any) -> Row:
         "softcap": softcap,
         "window": window,
         "sinks": None if sinks is None else sinks.detach().double().flatten().tolist(),
-        "rope": _rope(call, i, config, any(c.turned for c in calls.values())),
+        "rope": _rope(call if source is None else calls[source], i, config, unseen),
         "row_bytes": row_bytes,
-        "kv_source_layer": next((j for j in sorted(calls) if j < i and calls[j].k.data_ptr() == call.k.data_ptr()), None),
+        "kv_source_layer": source,
         "captured": False,
     }
 
@@ -160,36 +179,46 @@ def _row_bytes(call: Call, stored: Any) -> tuple[int, bool]:
 
 
 # ------------------------------------------------------------------------------------------------ RoPE
-def _rope(call: Call, i: int, config: Any, others: bool) -> str | None:
+def _rotates_unseen(model: Any, config: Any) -> bool:
+    """The model's configuration or its files speak of rotated keys, and no function in them is one that is watched."""
+    names = [name.lower() for file in files_of(model) for name in vars(file)]
+    if any(name.startswith(ROTARY) for name in names):
+        return False
+    return bool(getattr(config, "rope_parameters", None)) or any("rotary" in name for name in names)
+
+
+def _rope(call: Call, i: int, config: Any, unseen: bool) -> str | None:
     """What a layer's rotary function does, as JSON; None where keys are not rotated. The layout is the one that gives the keys
-    this layer was seen to attend to, "unknown" if none does."""
-    given = getattr(config, "rope_parameters", None)
-    if call.turned is None and (others or not given):
+    this layer was seen to attend to, "unknown" if none does, or where the model rotates in a way that is not seen."""
+    if call.turned is None and not unseen:
         return None
-    given = given or {}
+    given = getattr(config, "rope_parameters", None) or {}
     given = given.get(_type(config, i), given)
     rest = {k: v for k, v in given.items() if k not in ("rope_type", "rope_theta", "partial_rotary_factor") and v is not None}
     rope = {"kind": given.get("rope_type", "default"), "theta": given.get("rope_theta", 0.0), "rotary_dim": call.k.shape[3]}
     rope |= {"layout": "unknown", "scaling": rest or None, "magnitude": 1.0}
-    if call.turned is not None:
-        size = float((call.turned.cos.double() ** 2 + call.turned.sin.double() ** 2).mean().sqrt())
-        layout, dim = _layout(call.turned)
+    if call.turned is not None and turns(call) and call.turned.cos is not None and call.turned.sin is not None:
+        cos, sin = call.turned.cos.double(), call.turned.sin.double()
+        size = float((cos**2 + sin**2).mean().sqrt())
+        layout, dim = _layout(
+            call.turned.before.double(), call.turned.after.double(), cos, sin, ROTATED[dtype_name(call.k.dtype)]
+        )
         rope |= {"rotary_dim": dim, "layout": layout, "magnitude": float(f"{size:.4g}")}
     return json.dumps(rope)
 
 
-def _layout(turned: Turned) -> tuple[str, int]:
+def _layout(before: torch.Tensor, after: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, near: float) -> tuple[str, int]:
     """(how pairs of numbers that turn together are laid out, how many numbers of a key turn), by trying."""
-    before, after = turned.before.double(), turned.after.double()
-    near = ROTATED[dtype_name(turned.after.dtype)] * float(after.norm())
-    width, full = turned.cos.shape[-1], before.shape[-1]
+    width, full = cos.shape[-1], before.shape[-1]
     for dim in (d for d in (width, 2 * width) if d <= full):
-        cos, sin = (x.double().unsqueeze(1)[..., : dim // 2] for x in (turned.cos, turned.sin))
-        for layout in ("half", "interleaved"):
+        for layout, angles in (("half", slice(dim // 2)), ("interleaved", slice(dim // 2)), ("interleaved", slice(0, dim, 2))):
+            c, s = (x.reshape(1, 1, -1, width)[..., angles] for x in (cos, sin))
+            if c.shape[3] != dim // 2:
+                continue
             a, b = _pairs(before, dim, layout)
-            c, d = _pairs(after, dim, layout)
-            error = float(((a * cos - b * sin - c) ** 2 + (b * cos + a * sin - d) ** 2).sum().sqrt())
-            if error <= near and torch.equal(before[..., dim:], after[..., dim:]):
+            x, y = _pairs(after, dim, layout)
+            error = float(((a * c - b * s - x) ** 2 + (b * c + a * s - y) ** 2).sum().sqrt())
+            if error <= near * float(after.norm()) and torch.equal(before[..., dim:], after[..., dim:]):
                 return layout, dim
     return "unknown", width
 
@@ -203,17 +232,29 @@ def _pairs(x: torch.Tensor, dim: int, layout: str) -> tuple[torch.Tensor, torch.
 def _prove(call: Call, layer: Layer, backend: str) -> None:
     """The model's own output is plain attention over what it was seen to attend to. Raises WrongUse."""
     refuse.call(call, layer, start=0, backend=backend)
+    error = _error(call, layer)
+    if not error <= OUT[layer.dtype]:
+        raise WrongUse(
+            f"layer {layer.id}: {type(call.module).__name__} is not plain attention: its output is {error:.2g} away from "
+            "softmax(scale q k) v over its own keys; this model cannot be captured"
+        )
+    bare = replace(layer, softcap=None, sinks=None)
+    if bare != layer and _error(call, bare) < error:
+        raise WrongUse(
+            f"layer {layer.id}: {backend} leaves out soft caps or learned sinks; load the model with attn_implementation='eager'"
+        )
+
+
+def _error(call: Call, layer: Layer) -> float:
+    """The largest relative error of a group's output from softmax(scale q k) v as the layer is described, in float64."""
     q, k, v, out = (widen(raw(x[0])) for x in (call.q, call.k, call.v, call.out))
+    worst = 0.0
     for h in range(layer.kv_heads):
         heads = slice(h * layer.group, (h + 1) * layer.group)
         chance, _ = attend(q[heads].swapaxes(0, 1), np.arange(q.shape[1]), k[h], layer, h)
         mine = chance @ v[h]
-        error = np.linalg.norm(mine - out[:, heads]) / max(float(np.linalg.norm(mine)), 1e-300)
-        if not error <= OUT[layer.dtype]:
-            raise WrongUse(
-                f"layer {layer.id}: {type(call.module).__name__} is not plain attention: its output is {error:.2g} away from "
-                "softmax(scale q k) v over its own keys; this model cannot be captured"
-            )
+        worst = max(worst, float(np.linalg.norm(mine - out[:, heads])) / max(float(np.linalg.norm(mine)), 1e-300))
+    return worst
 
 
 def _projection(call: Call, read: torch.Tensor | None) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvsim.capture.hooks import Call
+from kvsim.capture.hooks import Call, is_flash
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
 
@@ -87,7 +87,9 @@ def call(call: Call, layer: Layer, start: int, backend: str) -> None:
         raise WrongUse(
             f"layer {layer.id} attends to {keys} keys after {total} tokens: a static, cropped or reused cache, which capture cannot read"
         )
-    if call.mask is None:
+    if is_flash(backend):
+        causal = call.mask is None or bool(call.mask.all())
+    elif call.mask is None:
         causal = (new == 1 or (new == keys and backend == "sdpa")) and (layer.window is None or keys <= layer.window)
     else:
         causal = _is_causal(call.mask, layer, start, total - keys)
