@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture test-kills test-pages lint types docs bench cases profiles study analyses oracles
+.PHONY: help demo test test-capture families test-kills test-pages lint types docs bench cases profiles study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ analyses: .venv/ready  ## the analyses on the bundled traces, their pages in bui
 
 oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an environment of its own
 	@$(BIN)/python -m tests.oracles.agree .venv-oracles/bin/python
+
+families: .venv/capture  ## capture a tiny model of every causal type of transformers; fails when docs/capture.md says otherwise (WRITE=1 mends it)
+	@$(BIN)/python tools/families.py $(if $(WRITE),--write)
 
 study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
 	@$(BIN)/python tools/study.py $(CELL)

@@ -481,6 +481,7 @@ def _bytes(text: str | None) -> int | None:
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
 REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 SYNTH = {
     "seed": "of everything that is drawn",
     "requests": "prompts",
@@ -542,7 +543,7 @@ def _capture_options(p: argparse.ArgumentParser) -> None:
     how = p.add_argument_group("how it runs")
     how.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of the model (default: its own; GGUF: float32)")
     how.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
-    how.add_argument("--attention", choices=("eager", "sdpa"), help="implementation (default: the model's)")
+    how.add_argument("--attention", choices=ATTENTION, help="implementation (default: the model's)")
     how.add_argument("--chunk", type=int, metavar="N", help="prompt tokens of a forward (default: all at once)")
     how.add_argument("--verify", action="store_true", help="attend again in float64 and with the model's own function")
     how.add_argument("--dry-run", action="store_true", help="print bytes and memory, and stop")

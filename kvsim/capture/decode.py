@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from kvsim.capture.layers import cached
+from kvsim.capture.layers import cached, placed
 from kvsim.capture.prompt import HOLE, Prompt
 from kvsim.errors import WrongUse
 
@@ -31,18 +31,19 @@ def decode(model: Any, prompt: Prompt, steps: int, chunk: int | None = None, end
     tokens = list(prompt.tokens[: prompt.prefill + steps])
     options = cached(model, DynamicCache(config=model.config))
 
-    def forward(ids: Sequence[int]) -> int:
-        return int(model(input_ids=torch.tensor([ids], device=model.device), **options).logits[0, -1].argmax())
+    def forward(start: int, stop: int) -> int:
+        ids = torch.tensor([tokens[start:stop]], device=model.device)
+        return int(model(input_ids=ids, **options, **placed(model, start, stop)).logits[0, -1].argmax())
 
     chunk = chunk or prompt.prefill
     for i in range(0, prompt.prefill, chunk):
-        following = forward(tokens[i : min(i + chunk, prompt.prefill)])
+        following = forward(i, min(i + chunk, prompt.prefill))
     for n in range(prompt.prefill, prompt.prefill + steps):
         if n == len(tokens):
             tokens.append(following)
         elif tokens[n] == HOLE:
             tokens[n] = following
-        following = forward(tokens[n : n + 1])
+        following = forward(n, n + 1)
         if n >= len(prompt.tokens) and tokens[n] in ends:
             break
     return tokens

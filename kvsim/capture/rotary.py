@@ -59,8 +59,10 @@ def turning(files: Iterable[ModuleType]) -> Iterator[Take]:
         if layer not in places:
             places[layer] = _place(found, new)
         place = places[layer]
-        if place is None or place[0] >= len(found):
+        if place is None:
             return found[-1] if found else None
+        if place[0] >= len(found):
+            return None
         return _whole(_swapped(found[place[0]]) if place[1] else found[place[0]], new)
 
     known = [(file, name, f) for file in files for name, f in vars(file).items() if name.startswith(NAME) and callable(f)]

@@ -243,3 +243,12 @@ def test_the_command(tmp_path, capsys):
     npz(tmp_path / "bad.npz", changed("scale", None))
     assert cli.main(["trace", "convert", str(tmp_path / "bad.npz"), "-o", str(tmp_path / "u")]) == 1
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_the_example_of_the_docs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/capture.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    exec(next(block for block in page.split("```python\n") if "trace.convert" in block).split("```")[0])
+    assert not list(check_trace(tmp_path / "traces/mine"))
+    assert [len(x.t) for x in lanes(tmp_path / "traces/mine")] == [10]
