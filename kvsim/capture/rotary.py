@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 NAME = "apply_rotary"
+RECENT = 8  # rotated tensors among which are the keys of an attention call
 
 Take = Callable[[int, torch.Tensor], "Turned | None"]
 
@@ -32,7 +34,7 @@ class Turned:
 def turning(files: Iterable[ModuleType]) -> Iterator[Take]:
     """While inside, the rotary functions of these modeling files are watched -> take(layer, its new keys as attended [1, Hkv, S, d]):
     how they were made since something was last taken; the last thing rotated where no rotation made them; None where nothing was."""
-    last: list[Turned] = []
+    last: deque[Turned] = deque(maxlen=RECENT)  # other models and layers of linear attention rotate too, and take nothing
     places: dict[
         int, tuple[int, bool] | None
     ] = {}  # of a layer's keys: found by comparing at its first call, then only looked up
@@ -54,14 +56,14 @@ def turning(files: Iterable[ModuleType]) -> Iterator[Take]:
         return turn
 
     def take(layer: int, new: torch.Tensor) -> Turned | None:
-        found = last[:]
+        found = list(last)
         last.clear()
         if layer not in places:
             places[layer] = _place(found, new)
         place = places[layer]
         if place is None:
             return found[-1] if found else None
-        if place[0] >= len(found):
+        if -place[0] > len(found):
             return None
         return _whole(_swapped(found[place[0]]) if place[1] else found[place[0]], new)
 
@@ -76,8 +78,9 @@ def turning(files: Iterable[ModuleType]) -> Iterator[Take]:
 
 
 def _place(found: list[Turned], new: torch.Tensor) -> tuple[int, bool] | None:
-    """(which of the rotated tensors the keys are, whether it has tokens before heads); a part of every key may pass by unrotated."""
-    for i, turned in enumerate(found):
+    """(which of the rotated tensors the keys are, from the last, -1, backwards; whether it has tokens before heads). A part of every
+    key may pass by unrotated."""
+    for i, turned in enumerate(found, -len(found)):
         for swap in (False, True):
             after = (_swapped(turned) if swap else turned).after
             if after.ndim == 4 and after.shape[:3] == new.shape[:3] and torch.equal(after, new[..., : after.shape[3]]):
