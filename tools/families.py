@@ -25,9 +25,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvsim.capture.check import verify
+from kvsim.capture.decode import decode
 from kvsim.capture.layers import Anatomy, probe
 from kvsim.capture.prompt import prompt_of
-from kvsim.capture.run import capture, decode
+from kvsim.capture.run import capture
 from kvsim.errors import WrongUse
 
 PAGE = Path(__file__).parents[1] / "docs/capture.md"
