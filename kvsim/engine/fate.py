@@ -129,7 +129,7 @@ def _event(
     them) and after, of those that existed before and can still be seen (`old`)."""
     was, now = _exact(before), _exact(after)
     left, stays = was & ~now, (after & ALIVE) > 0
-    joined = np.count_nonzero(now & ~was)
+    joined = int(np.count_nonzero(now & ~was))
     return {
         "step": step,
         "promoted": joined,

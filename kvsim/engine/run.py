@@ -69,8 +69,10 @@ def run_layer(
     A row's bytes depend on its policy and step alone: not on the other jobs, the steps chosen, or how the work is cut into blocks."""
     courses = [_course(source, job, explain) for job in jobs]
     records = evolve_all(source, courses)
-    options = {"plans": plans, "steps": steps, "allocator": allocator, "explain": explain}
-    work = [_Work(source, job, c.chain, r, **options) for job, c, r in zip(jobs, courses, records, strict=True)]
+    work = [
+        _Work(source, job, course.chain, record, plans=plans, steps=steps, allocator=allocator, explain=explain)
+        for job, course, record in zip(jobs, courses, records, strict=True)
+    ]
     wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
     back = max(SOON) if explain else 1  # steps before each: what was read then is what reads are compared with
     needed = np.array([wanted[i : i + back + 1].any() for i in range(len(wanted))], bool)
