@@ -196,7 +196,7 @@ def share(logits: Logits, watches: Sequence[Watch], start: int, ts: NDArray[np.i
         bank = watch.bank
         for h in range(len(wanted)):
             wanted[h, bank.pos[h, : bank.n][bank.valid[h, : bank.n]]] = True
-            wanted[h, int(ts[0]) : int(ts[-1]) + 1] = True
+            wanted[h, bank.newest + 1 : int(ts[-1]) + 1] = True
     logits.gather(start, len(ts), wanted)
     for watch in watches:
         watch.begin(logits, ts)
@@ -221,7 +221,7 @@ class Watch:
         pos[:, n : n + len(born)] = born
         self.logits, self.at = logits, np.take_along_axis(logits.column, np.maximum(pos, 0), 1)
         self.read = np.ones((len(pos), 1, pos.shape[1]), bool)
-        for h, blur in enumerate(bank.key_blur):
+        for h, blur in enumerate(bank.key_blur & bank.valid):
             if blur.any():
                 logits.keys[h, self.at[h, blur]] = bank.record.decoded["k"][h, pos[h, blur]]
 
