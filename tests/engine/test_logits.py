@@ -91,7 +91,7 @@ def test_nested_and_foreign_observers_decide_as_they_would_alone(source):
 
 def test_tokens_between_captured_steps_are_there(monkeypatch):
     """Those born after the last step of one block and before the first of the next, too."""
-    source, policy = lane(prompt=60, steps=120, kv_heads=2, group=4, key_dim=64, stride=3), "h2o(hold=tokens(30), recent=0.2)"
+    source, policy = lane(prompt=60, steps=120, kv_heads=2, group=4, key_dim=64, stride=3), "tova(hold=tokens(60))"
     blocks = run(source, policy)
     monkeypatch.setattr(evolve, "OBSERVED_ROWS", 640)  # all steps in one
     assert differing(blocks, run(source, policy)) == []
