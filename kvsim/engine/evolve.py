@@ -97,13 +97,13 @@ class Life:
         seen = seen if course.limits is None else replace(seen, limit=course.limits)
         _place(self.bank, ranking, seen, keep, self.store, -1)
         self.watch = Watch(source, self.bank, chain.part("read")) if self.watching else None
-        self.last, self.awake = source.request.prompt - 1, False
-        self.bank.compact(block_of(source))
+        self.awake = False
+        self.bank.compact(block_of(source))  # before the prompt of another policy is laid out beside it
 
     def enter(self, start: int, ts: NDArray[np.int64]) -> bool:
         """Makes room for the tokens of a block of steps; whether attention is looked at in it. Pages are picked at every step, looked at
         or not."""
-        self.bank.compact(int(ts[-1]) - self.last + block_of(self.source) - len(ts))
+        self.bank.compact(int(ts[-1]) - self.bank.newest + block_of(self.source) - len(ts))
         steps = self.source.steps[start : start + len(ts)].tolist()
         self.awake = self.watch is not None and (
             bool(self.watch.readers) or any(part.looks(step) for step in steps for part in self.watching)
@@ -113,9 +113,8 @@ class Life:
     def step(self, i: int, t: int) -> None:
         """The i-th captured step, at position t."""
         source, keep, store, bank, step = self.source, self.keep, self.store, self.bank, int(self.source.steps[i])
-        for new in range(self.last + 1, t + 1):
+        for new in range(bank.newest + 1, t + 1):
             bank.append(new)
-        self.last = t
         watch = self.watch if self.awake else None
         looking = [part for part in self.watching if part.looks(step)] if watch else []
         a = watch.attention(i, t) if watch and (watch.readers or looking) else None
