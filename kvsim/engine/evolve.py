@@ -30,41 +30,65 @@ def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None
     prefill, where their budget was shared over layers (engine.model_scope). sets: write down those of every cut, too.
 
     A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
-    keep, read, codecs = chain.part("keep"), chain.part("read"), chain.codecs
-    store: Store | None = chain.part("store")
-    store = store if store and store.codecs else None
-    if keep.hold is None and codecs is None:
+    if not decides(chain):
         return None
-    lay, watching = source.layer, [part for part in (keep, store) if part and ATTENTION in part.needs]
-    bank, sight = Bank(source, codecs), Sight(source, keep.needs)
-    bank.record.sets = [] if sets else None
-    seen, bank.state, ranking = begin(source, keep, bank)
-    if store:
-        bank.store_state = store.start(Prefix(source, store.needs, type(store).__name__), seen)
-    _place(bank, ranking, seen if limits is None else replace(seen, limit=limits), keep, store, -1)
-    block = max(1, OBSERVED_ROWS // lay.group)
-    watch = Watch(source, bank, read) if watching else None
-    last = source.request.prompt - 1
+    now = Evolution(source, chain, limits, sets)
+    bank, block = now.bank, max(1, OBSERVED_ROWS // source.layer.group)
+    watch = Watch(source, bank, chain.part("read")) if now.watching else None
     for i0 in range(0, len(source.steps), block):
         ts = source.t[i0 : i0 + block]
-        room = int(ts[-1] - last) + block - len(ts)
-        bank.compact(room)
-        look = [[part for part in watching if part.looks(step)] for step in source.steps[i0 : i0 + block].tolist()]
+        bank.compact(int(ts[-1] - now.last) + block - len(ts))
+        look = [now.looking(step) for step in source.steps[i0 : i0 + block].tolist()]
         awake = watch if watch and (watch.readers or any(look)) else None  # pages are picked at every step, looked at or not
         if awake:
-            awake.begin(i0, ts, range(last + 1, int(ts[-1]) + 1))
+            awake.begin(i0, ts, range(now.last + 1, int(ts[-1]) + 1))
         for i, t in enumerate(ts.tolist(), i0):
-            for new in range(last + 1, t + 1):
-                bank.append(new)
-            last = t
-            looking = look[i - i0]
-            a = awake.attention(i, t) if awake and (awake.readers or looking) else None
-            seen = bank.seen(int(source.steps[i]), t, hold_limit(source, keep, t), a if keep in looking else None, sight, i)
-            before = bank.flags() if awake and codecs else None
-            _place(bank, keep.step(bank.state, seen), seen, keep, store, i, a if store in looking else None)
+            now.join(t)
+            a = awake.attention(i, t) if awake and (awake.readers or look[i - i0]) else None
+            before = bank.flags() if awake and bank.codecs else None
+            now.settle(i, a)
             if awake and before is not None:
                 awake.blurred(before, i)
     return bank.record
+
+
+def decides(chain: Chain) -> bool:
+    """Whether a chain ever drops or codes a row."""
+    return chain.part("keep").hold is not None or chain.codecs is not None
+
+
+class Evolution:
+    """The live slots of one (request, layer) under a chain, step by step: tokens join, the step attends, then keep and store settle what
+    becomes of the rows. Whoever drives it computes the attention. limits, sets: as `evolve` takes them."""
+
+    def __init__(self, source: Source, chain: Chain, limits: NDArray[np.int64] | None = None, sets: bool = False):
+        store: Store | None = chain.part("store")
+        self.source, self.keep, self.store = source, chain.part("keep"), store if store and store.codecs else None
+        self.watching = [part for part in (self.keep, self.store) if part and ATTENTION in part.needs]
+        self.bank, self.sight = Bank(source, chain.codecs), Sight(source, self.keep.needs)
+        self.bank.record.sets = [] if sets else None
+        self.last = source.request.prompt - 1
+        seen, self.bank.state, ranking = begin(source, self.keep, self.bank)
+        if self.store:
+            self.bank.store_state = self.store.start(Prefix(source, self.store.needs, type(self.store).__name__), seen)
+        _place(self.bank, ranking, seen if limits is None else replace(seen, limit=limits), self.keep, self.store, -1)
+
+    def looking(self, step: int) -> list[Any]:
+        """The parts that look at the attention of a step."""
+        return [part for part in self.watching if part.looks(step)]
+
+    def join(self, t: int) -> None:
+        """The tokens up to position t join; needs room in the bank (Bank.compact)."""
+        for new in range(self.last + 1, t + 1):
+            self.bank.append(new)
+        self.last = t
+
+    def settle(self, i: int, a: NDArray[np.float64] | None) -> None:
+        """After the attention of the i-th captured step. a f64[Hkv, G, slots]: over what was read; shown to those that look at this step."""
+        step, keep, bank = int(self.source.steps[i]), self.keep, self.bank
+        looking = self.looking(step)
+        seen = bank.seen(step, self.last, hold_limit(self.source, keep, self.last), a if keep in looking else None, self.sight, i)
+        _place(bank, keep.step(bank.state, seen), seen, keep, self.store, i, a if self.store in looking else None)
 
 
 def begin(source: Source, keep: Any, bank: Bank) -> tuple[Seen, State, Ranking | None]:
