@@ -98,7 +98,10 @@ def sampling(seed: int, temperature: float = 1.0) -> Follow:
 
 
 class Decoding:
-    """The state of all rows in all layers; `step` feeds one token to each."""
+    """The state of all rows in all layers; `step` feeds one token to each.
+
+    A row whose tokens were those of row 0, and whose layers below attended to everything, has the hidden state of row 0; it is given row 0's
+    q, k and v, because products of a batch may round its rows differently. So what must be equal is equal to the last bit."""
 
     def __init__(
         self, model: Any, anatomy: Anatomy, prefilled: Prefilled, rows: Sequence[Row], steps: int, keep_picks: bool = False
@@ -118,21 +121,26 @@ class Decoding:
         shape = (len(self.layers), steps, len(self.rows))
         self.place = {layer: n for n, layer in enumerate(self.layers)}
         self.held, self.read, self.injected, self.rel_l2, self.cosine = np.zeros((5, *shape))
+        self.same, self.whole = np.ones(len(self.rows), bool), np.ones((len(self.layers), len(self.rows)), bool)
 
     def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits f32[B, vocabulary] after the next token of each row; inside `replacing(model, self.attend)`."""
+        self.same &= np.asarray(tokens) == tokens[0]
         ids = torch.tensor(np.asarray(tokens)[:, None], device=self.model.device)
         with torch.no_grad():
-            logits = self.model(input_ids=ids, **self.options).logits[:, -1]
+            logits = self.model(input_ids=ids, **self.options).logits[:, -1].float().cpu().numpy()
         self.at += 1
-        return np.asarray(logits.float().cpu().numpy())
+        logits[self.same & self.whole.all(0)] = logits[0]
+        return np.asarray(logits)
 
     def attend(self, given: Given, own: Callable[[], Any]) -> Any:
         """Answers one attention call of the model, for all rows."""
         rows = self.layers.get(given.layer)
         if rows is None:
             return own()
-        layer, i = rows[0].source.layer, self.at
+        layer, i, place = rows[0].source.layer, self.at, self.place[given.layer]
+        twin = self.same & self.whole[:place].all(0)
+        given = _as_row_0(given, torch.from_numpy(twin))
         q, k, v = (x[:, :, -1].float().cpu().numpy() for x in (given.q, given.k, given.v))
         before = None if given.turned is None else given.turned.before[:, :, -1].float().cpu().numpy()
         norms = self._norms(given, layer) if any(x.source.wo_norm is not None for x in rows) else None
@@ -142,7 +150,8 @@ class Decoding:
             row.source.append(q[b], new, None if norms is None else norms[b])
             step = row.step(i)
             out[b] = step.out.reshape(layer.q_heads, -1)
-            where = self.place[given.layer], i, b
+            where = place, i, b
+            self.whole[place, b] &= step.whole
             self.held[where], self.read[where] = step.held.mean(), step.read.mean()
             self.injected[where] = 0 if step.injected is None else step.injected.mean()
             mine, full = out[b].astype(np.float64), out[0].astype(np.float64)
@@ -153,6 +162,16 @@ class Decoding:
         """f32[B, Hq]: L1 norms of the new values after the output projection."""
         found = projected_norm(given.v[:, :, -1].transpose(0, 1), self.anatomy.projections[layer.id], layer)
         return np.asarray(found.T.float().cpu().numpy())
+
+
+def _as_row_0(given: Given, twin: torch.Tensor) -> Given:
+    """What is given to the rows named is what is given to row 0."""
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(twin.to(x.device)[:, None, None, None], x[:1], x)
+
+    turned = given.turned and replace(given.turned, before=copied(given.turned.before))
+    return replace(given, q=copied(given.q), k=copied(given.k), v=copied(given.v), turned=turned)
 
 
 def decode(

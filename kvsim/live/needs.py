@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvsim.capture.layers import Anatomy
 from kvsim.engine import model_scope
+from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import (
     ALL_LAYERS,
@@ -23,7 +24,6 @@ from kvsim.geometry import (
     Request,
     rope_problem,
 )  # fmt: skip
-from kvsim.live.growing import Growing
 from kvsim.live.row import Asked
 from kvsim.policies.language import Policy
 from kvsim.policies.protocol import Chain
@@ -103,7 +103,7 @@ def _lacking(chain: Chain, layer: Layer, anatomy: Anatomy, request: Request | No
             rule.weights(layer.id, head)
 
 
-def shared_limits(policy: Policy, sources: dict[int, Growing]) -> dict[int, tuple[int, ...]]:
+def shared_limits(policy: Policy, sources: Mapping[int, Source]) -> dict[int, tuple[int, ...]]:
     """Rows for the kv heads of each layer whose keep shares one budget over the layers (ALL_LAYERS); layers with the same keep share."""
     groups: dict[Any, list[int]] = {}
     for i, source in sources.items():

@@ -135,7 +135,9 @@ class RowLayer:
         out = self._output(a, values)
         for part in self.parts:
             part.settle(i, a)
-        return Step(out, held.sum(1), mask.sum(2), extra)
+        first = src.layer.first_visible(n - 1)
+        whole = dots is exact and not values and bool(read[..., first:].all())
+        return Step(out, held.sum(1), mask.sum(2), extra, whole)
 
     def _decide(self, i: int, n: int, exact: Floats) -> tuple[Mask, Mask, Floats, list[tuple[Mask, NDArray[np.float32], Any]]]:
         """(held bool[Hkv, n], read bool[Hkv, G, n], dots f64[Hkv, G, columns] with keys as stored, [(positions, decoded values, kv heads)])."""
@@ -188,9 +190,11 @@ class RowLayer:
 @dataclass(frozen=True)
 class Step:
     """out f32[Hkv, G, dv]; held i64[Hkv], read i64[Hkv, G]: tokens that were held at the attention and read by it, injected ones included;
-    injected i64[Hkv, G]: those among them that the policy would not have read (None: nothing is injected)."""
+    injected i64[Hkv, G]: those among them that the policy would not have read (None: nothing is injected); whole: all that dense attention sees
+    was read, exactly."""
 
     out: NDArray[np.float32]
     held: NDArray[np.int64]
     read: NDArray[np.int64]
     injected: NDArray[np.int64] | None
+    whole: bool
