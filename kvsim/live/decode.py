@@ -24,7 +24,7 @@ from kvsim.geometry import Layer, Request
 from kvsim.live.growing import Growing
 from kvsim.live.needs import chains, shared_limits
 from kvsim.live.prefill import Prefilled
-from kvsim.live.row import RowLayer
+from kvsim.live.row import RowLayer, room
 from kvsim.policies.language import Policy, parse_policy
 
 FULL = "full"  # the name of row 0
@@ -52,24 +52,35 @@ def rows_of(policies: Sequence[Policy], inject: Sequence[int] = ()) -> list[Row]
 
 @dataclass(eq=False)
 class Decoded:
-    """What came of a decode of N steps, B rows.
+    """What came of a decode of N steps, B rows, L layers.
 
-    fed i64[N, B]: the token that went in; logits f32[N, B, vocabulary] after it; held, read, injected f64[L, N, B]: tokens by layer, means over
-    heads; rel_l2, cosine f64[L, N, B]: each query head's attention output against row 0's, mean over heads; layers: ids of the L; sources[b]:
-    by layer id, what a replay of that row would be fed; parts[b]: by layer id, the row as it decided."""
+    first: the likeliest token after the prompt; fed i64[N, B]: the token that went in; said i64[N, B]: the likeliest after it; kl f64[N, B]:
+    KL(row 0 || row) of what may follow, NaN once a row was fed other tokens than row 0; nll f64[N, B]: -ln p of the token fed next, NaN at the
+    last step; logits f32[N, B, vocabulary], where they were to be kept; held, read, injected f64[L, N, B]: tokens, means over heads; rel_l2,
+    cosine f64[L, N, B]: each query head's attention output against row 0's, mean over heads; parts: by layer id, every row as it decided."""
 
     rows: list[Row]
     request: Request
+    first: int
     fed: NDArray[np.int64]
-    logits: NDArray[np.float32]
-    layers: list[int]
+    said: NDArray[np.int64]
+    kl: NDArray[np.float64]
+    nll: NDArray[np.float64]
+    logits: NDArray[np.float32] | None
     held: NDArray[np.float64]
     read: NDArray[np.float64]
     injected: NDArray[np.float64]
     rel_l2: NDArray[np.float64]
     cosine: NDArray[np.float64]
-    sources: list[dict[int, Source]] = field(repr=False)
-    parts: list[dict[int, RowLayer]] = field(repr=False)
+    parts: dict[int, list[RowLayer]] = field(repr=False)
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.parts)
+
+    def sources(self, b: int) -> dict[int, Source]:
+        """By layer id, what a replay of row b would be fed."""
+        return {i: rows[b].source.complete(self.request) for i, rows in self.parts.items()}
 
 
 Follow = Callable[[int, NDArray[np.float32]], NDArray[np.int64]]  # step, logits f32[B, vocabulary] -> the next tokens i64[B]
@@ -109,14 +120,17 @@ class Decoding:
         self.model, self.anatomy, self.rows, self.at = model, anatomy, list(rows), 0
         self.request = request_of(prefilled.prompt, prefilled.prompt.prefill + steps)
         self.layers: dict[int, list[RowLayer]] = {i: [] for i in prefilled.layers}
-        evidence = self.request.evidence_mask()
+        evidence, rooms = (
+            self.request.evidence_mask(),
+            {i: room(x.layer, self.request.total) for i, x in prefilled.layers.items()},
+        )
         for row in self.rows:
             sources = {i: Growing(x, self.request) for i, x in prefilled.layers.items()}
             limits = shared_limits(row.policy, sources)
             for i, source in sources.items():
                 asked = [replace(x, limits=limits.get(i)) for x in chains(row.policy, source.layer)]
                 inject = evidence if i in row.inject else None
-                self.layers[i].append(RowLayer(source, asked, inject, keep_picks))
+                self.layers[i].append(RowLayer(source, asked, rooms[i], inject, keep_picks))
         self.options = cached(model, prefilled.cache_of(len(self.rows)))
         shape = (len(self.layers), steps, len(self.rows))
         self.place = {layer: n for n, layer in enumerate(self.layers)}
@@ -182,6 +196,7 @@ def decode(
     steps: int,
     follow: Follow = following_full,
     keep_picks: bool = False,
+    keep_logits: bool = False,
 ) -> Decoded:
     """`steps` tokens after the prompt: those that it feeds, then what `follow` takes. rows: row 0 is what the others are compared with."""
     prompt = prefilled.prompt
@@ -189,28 +204,45 @@ def decode(
         raise WrongUse(f"{steps} decode steps, and {len(prompt.fed)} tokens are fed in decode; take more steps")
     now = Decoding(model, anatomy, prefilled, rows, steps, keep_picks)
     last = np.repeat(prefilled.logits.float().cpu().numpy()[None], len(rows), 0)
-    fed, logits = [], []
+    first, fed, said, kept, log = int(last[0].argmax()), [], [], [], log_softmax(last)
+    kl, nll = np.full((2, steps, len(rows)), np.nan)
     with ExitStack() as stack:
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         stack.enter_context(replacing(model, now.attend))
         for i in range(steps):
-            fed.append(np.full(len(rows), prompt.fed[i]) if i < len(prompt.fed) else follow(i, last))
+            given = i < len(prompt.fed) and prompt.fed[i] >= 0  # a hole is the model's to fill
+            fed.append(np.full(len(rows), prompt.fed[i]) if given else follow(i, last))
+            if i:
+                nll[i - 1] = -log[np.arange(len(rows)), fed[-1]]
             last = now.step(fed[-1])
-            logits.append(last)
+            log = log_softmax(last)
+            kl[i] = np.where(now.same, (np.exp(log[0]) * (log[0] - log)).sum(1), np.nan)
+            said.append(last.argmax(1))
+            kept += [last] if keep_logits else []
     return Decoded(
         rows=list(rows),
         request=now.request,
+        first=first,
         fed=np.array(fed),
-        logits=np.array(logits),
-        layers=list(now.layers),
+        said=np.array(said),
+        kl=kl,
+        nll=nll,
+        logits=np.array(kept) if keep_logits else None,
         held=now.held,
         read=now.read,
         injected=now.injected,
         rel_l2=now.rel_l2,
         cosine=now.cosine,
-        sources=[{i: x[b].source.complete(now.request) for i, x in now.layers.items()} for b in range(len(rows))],
-        parts=[{i: x[b] for i, x in now.layers.items()} for b in range(len(rows))],
+        parts=now.layers,
     )
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[B, vocabulary] -> ln p, in float64."""
+    log = logits.astype(np.float64)
+    log -= log.max(1, keepdims=True)
+    log -= np.log(np.exp(log).sum(1, keepdims=True))
+    return log
 
 
 def request_of(prompt: Prompt, total: int, number: int = 0) -> Request:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from kvsim.engine.source import Source
 from kvsim.geometry import Layer, Request
-from kvsim.kernels.dense import padded
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -134,8 +133,3 @@ def _room(x: Singles, total: int, axis: int) -> Singles:
     out = np.zeros(shape, x.dtype)
     out[:, : x.shape[1]] = x
     return out
-
-
-def width(total: int) -> int:
-    """Columns of a step's logits: a multiple of 8 (kernels.sparse.own_softmax), the same at every step."""
-    return padded(total, 8)

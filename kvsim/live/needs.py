@@ -81,26 +81,32 @@ def check(policies: Sequence[Policy], layers: Sequence[Layer], anatomy: Anatomy,
 def _lacking(chain: Chain, layer: Layer, anatomy: Anatomy, request: Request | None) -> Iterator[str]:
     for part in chain.parts:
         name, codecs = type(part).__name__, getattr(part, "codecs", None)
-        if codecs and codecs.keys == "pre":
-            if problem := rope_problem(layer.rope):
+        if codecs and codecs.keys == "pre" and layer.rope is not None:
+            problem = rope_problem(layer.rope) or _unsupplied(K_PRE, layer, anatomy)
+            if problem:
                 yield f"{name} codes keys before RoPE: {problem}"
-            if layer.rope is not None and layer.id not in anatomy.turned:
-                yield f"{name} codes keys before RoPE, and this model does not show them"
         for need in sorted(part.needs, key=str):
-            if need == FUTURE:
-                yield f"{name} needs {need}: a running model has none; replay a trace for it"
-            elif need == WO_NORM and layer.id not in anatomy.projections:
-                yield f"{name} needs {need}: no plain output projection reads this layer's attention"
-            elif need == K_PRE and layer.id not in anatomy.turned:
-                yield f"{name} needs {need}: this model does not show keys before RoPE"
-            elif need not in SUPPLIED | {WO_NORM, K_PRE} and need.name != "window":
-                yield f"{name} needs {need}: a running model does not have it; replay a trace that does"
+            if problem := _unsupplied(need, layer, anatomy):
+                yield f"{name} needs {need}: {problem}"
     rule = chain.part("read").read
-    if isinstance(rule, gap) and rule.file is not None and request is not None:
-        if request.digest in rule.calibration.about["contexts"]:
+    if isinstance(rule, gap) and rule.file is not None:
+        if request is not None and request.digest in rule.calibration.about["contexts"]:
             yield "gap: its calibration was made from the context that is run; calibrate on other ones"
         for head in range(layer.kv_heads):
             rule.weights(layer.id, head)
+
+
+def _unsupplied(need: Need, layer: Layer, anatomy: Anatomy) -> str | None:
+    """Why a running model cannot supply a need; None when it can."""
+    if need in SUPPLIED or need.name == "window":
+        return None
+    if need == FUTURE:
+        return "a running model has none; replay a trace for it"
+    if need == WO_NORM:
+        return None if layer.id in anatomy.projections else "no plain output projection reads this layer's attention"
+    if need == K_PRE:
+        return None if layer.id in anatomy.turned else "this model does not show keys before RoPE"
+    return "a running model does not have it; replay a trace that does"
 
 
 def shared_limits(policy: Policy, sources: Mapping[int, Source]) -> dict[int, tuple[int, ...]]:

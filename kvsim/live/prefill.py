@@ -38,7 +38,7 @@ class Prefilled:
     cache: Any
 
     def cache_of(self, rows: int) -> Any:
-        """A cache for `rows` sequences in which attention layers keep nothing, for kvsim holds their rows; others start where the prompt ended."""
+        """A cache for `rows` sequences. Attention layers keep nothing in it, for kvsim holds their rows; others start where the prompt ended."""
         found = copy.copy(self.cache)
         found.layers = [
             Passing(self.prompt.prefill) if i in self.layers else _repeated(layer, rows)
@@ -91,7 +91,7 @@ def prefill(
 
 @dataclass(eq=False)
 class Gathered:
-    """Rows that a Recorder would have put into a trace."""
+    """Rows that a Recorder would have put into a trace, once they have left the device (capture.staging)."""
 
     parts: dict[tuple[str, int], list[NDArray[np.float32]]] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class Gathered:
             named = {"mass": rows[0]}
         for name, x in named.items():
             if x is not None:
-                self.parts.setdefault((name, layer), []).append(widen(x).astype(np.float32))
+                self.parts.setdefault((name, layer), []).append(widen(x()).astype(np.float32))
 
     def prefix(self, layer: Layer) -> Prefix:
         """All that came of one layer."""

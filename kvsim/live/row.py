@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from kvsim.engine.evolve import Evolution, OwnTruth, decides
 from kvsim.engine.reads import Picked, Reader
+from kvsim.geometry import Layer
+from kvsim.kernels.dense import padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
-from kvsim.live.growing import Growing, width
+from kvsim.live.growing import Growing
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 
@@ -110,14 +112,21 @@ class Deciding:
         self.now.settle(i, own)
 
 
-class RowLayer:
-    """One row in one layer. inject bool[total]: positions that every read takes beside what the policy chose, as far as they are held."""
+def room(layer: Layer, total: int) -> Floats:
+    """f64[3, Hkv, G, columns] for the logits and the attention of one step; as many columns at every step, a multiple of 8 (own_softmax)."""
+    return np.zeros((3, layer.kv_heads, layer.group, padded(total, 8)))
 
-    def __init__(self, source: Growing, asked: Sequence[Asked], inject: Mask | None = None, keep_picks: bool = False):
+
+class RowLayer:
+    """One row in one layer. scratch: `room` for one step of one row; inject bool[total]: positions that every read takes beside what the
+    policy chose, as far as they are held."""
+
+    def __init__(
+        self, source: Growing, asked: Sequence[Asked], scratch: Floats, inject: Mask | None = None, keep_picks: bool = False
+    ):
         self.source, self.inject = source, inject
         self.parts = [Deciding(source, x, keep_picks) for x in asked]
-        lay, columns = source.layer, width(source.request.total)
-        self._exact, self._dots, self._a = (np.zeros((lay.kv_heads, lay.group, columns)) for _ in range(3))
+        self._exact, self._dots, self._a = scratch
 
     def step(self, i: int) -> Step:
         """The attention of the i-th token, which was just appended, and then what becomes of the rows."""

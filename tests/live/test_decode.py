@@ -22,7 +22,12 @@ from tests.capture import tiny
 
 PROMPT, STEPS = 40, 20
 FAMILIES = [*tiny.FAMILIES]
-EVERYTHING = ("h2o(hold=tokens(999))", "tova(hold=tokens(999))", "quest(read=pages(99), page=4)", "streaming_llm(hold=tokens(999))")
+EVERYTHING = (
+    "h2o(hold=tokens(999))",
+    "tova(hold=tokens(999))",
+    "quest(read=pages(99), page=4)",
+    "streaming_llm(hold=tokens(999))",
+)
 READ = ("quest(read=pages(4), page=4)", "oracle(read=pages(3), page=4)", "quest(read=exact(r=3), page=4)")
 KEEP = ("h2o(hold=tokens(20))", "tova(hold=tokens(20))", "streaming_llm(hold=tokens(20))", "snapkv(hold=tokens(20), window=8)")
 MORE = (
@@ -37,7 +42,9 @@ MORE = (
 CODED = ("kivi(bits=2, group=8, residual=8)", "qevict(hold=tokens(30), recent=tokens(8), sinks=2)")
 
 
-def made(family: str, policies: Any, steps: int = STEPS, prompt: Prompt | None = None, follow: Any = None, **more: Any) -> Decoded:
+def made(
+    family: str, policies: Any, steps: int = STEPS, prompt: Prompt | None = None, follow: Any = None, **more: Any
+) -> Decoded:
     model = tiny.model(family, **more)
     given = prompt or Prompt(tuple(tiny.tokens(PROMPT)), (CONTEXT,) * PROMPT, PROMPT)
     parsed, anatomy = [parse_policy(x) for x in policies], probe(model)
@@ -45,7 +52,7 @@ def made(family: str, policies: Any, steps: int = STEPS, prompt: Prompt | None =
     check(parsed, layers, anatomy)
     found = prefill(model, anatomy, layers, given, recorded(needs_of(parsed, layers), given.prefill))
     options = {} if follow is None else {"follow": follow}
-    return decode(model, anatomy, found, rows_of(parsed), steps, keep_picks=True, **options)
+    return decode(model, anatomy, found, rows_of(parsed), steps, keep_picks=True, keep_logits=True, **options)
 
 
 def kl(found: Decoded) -> np.ndarray:
@@ -70,27 +77,23 @@ def test_a_row_decides_what_the_engine_decides_on_the_same_queries_keys_and_valu
     found = made(family, policies)
     assert (kl(found)[:, 1:].mean(0) > 0).all()
     for b, row in enumerate(found.rows[1:], 1):
-        same_decisions(found, b, twins(found.sources[b], [row.policy], plans=True)[0], range(STEPS), found.layers)
+        same_decisions(found, b, twins(found.sources(b), [row.policy], plans=True)[0], range(STEPS), found.layers)
 
 
 def same_decisions(found: Decoded, b: int, tables: dict[str, Any], steps: Any, layers: Any) -> None:
     """Pages read and the fate of every token, of row b and of a replay."""
     for layer in layers:
-        part = found.parts[b][layer].parts[0]
+        part = found.parts[layer][b].parts[0]
         if part.picks:
-            for h in range(found.sources[b][layer].layer.kv_heads):
+            for h in range(found.sources(b)[layer].layer.kv_heads):
                 for step in steps:
                     picked = part.picks[step][h]
                     mine = [picked.pages.id[x].tolist() for x in picked.chosen[0]]
-                    rows = [
-                        r
-                        for r in tables["plans"].to_pylist()
-                        if (r["layer"], r["kv_head"], r["step"]) == (layer, h, step)
-                    ]
+                    rows = [r for r in tables["plans"].to_pylist() if (r["layer"], r["kv_head"], r["step"]) == (layer, h, step)]
                     theirs = [r["pages"] for r in sorted(rows, key=lambda r: r["q_head"])]
                     assert theirs == (mine if len(theirs) > 1 else mine[:1]), (found.rows[b].id, layer, h, step)
         if part.now is not None:
-            source = found.sources[b][layer]
+            source = found.sources(b)[layer]
             for h in range(source.layer.kv_heads):
                 tiers, _ = tiers_and_events(source, part.now.bank.record, part.now.bank.codecs, h)
                 mine = {r["step"]: r["runs"] for r in tiers if r["step"] in (-1, *steps)}
@@ -105,7 +108,7 @@ def same_decisions(found: Decoded, b: int, tables: dict[str, Any], steps: Any, l
 def test_open_loop_is_closed_loop_in_the_first_layer_and_at_the_first_cut_in_all():
     policies = [parse_policy(x) for x in (*READ, *KEEP, *CODED)]
     found = made("llama", policies)
-    for b, tables in enumerate(twins(found.sources[0], policies, plans=True), 1):
+    for b, tables in enumerate(twins(found.sources(0), policies, plans=True), 1):
         same_decisions(found, b, tables, range(STEPS), found.layers[:1])
         if policies[b - 1].default.part("read").page is None:
             same_decisions(found, b, tables, range(0), found.layers)
@@ -116,7 +119,7 @@ def test_open_loop_is_closed_loop_in_the_first_layer_and_at_the_first_cut_in_all
 def test_policies_without_feedback_take_the_same_decisions_open_and_closed_in_all_layers():
     policies = [parse_policy(x) for x in ("streaming_llm(hold=tokens(20))", "recency(read=pages(3), page=4)", CODED[0])]
     found = made("llama", policies)
-    for b, tables in enumerate(twins(found.sources[0], policies, plans=True), 1):
+    for b, tables in enumerate(twins(found.sources(0), policies, plans=True), 1):
         same_decisions(found, b, tables, range(STEPS), found.layers)
 
 
@@ -162,10 +165,15 @@ def test_the_question_is_fed_to_every_row_and_each_then_goes_its_own_way():
 
 def test_injected_evidence_is_read_where_it_is_held_and_nowhere_else():
     prompt = Prompt(tuple(tiny.tokens(PROMPT)), (CONTEXT,) * PROMPT, PROMPT, (Span("needle", 10, 14, "evidence"),))
-    model, policies = tiny.model("llama"), [parse_policy(x) for x in ("recency(read=pages(1), page=4)", "streaming_llm(hold=tokens(9))")]
+    model, policies = (
+        tiny.model("llama"),
+        [parse_policy(x) for x in ("recency(read=pages(1), page=4)", "streaming_llm(hold=tokens(9))")],
+    )
     anatomy = probe(model)
     layers = attended(anatomy)
-    found = decode(model, anatomy, prefill(model, anatomy, layers, prompt, recorded(frozenset(), 40)), rows_of(policies, inject=[1]), 4)
+    found = decode(
+        model, anatomy, prefill(model, anatomy, layers, prompt, recorded(frozenset(), 40)), rows_of(policies, inject=[1]), 4
+    )
     assert [r.id.endswith("evidence in layers 1-1") for r in found.rows] == [False, False, False, True, True]
     assert (found.injected[1, :, 3] == 4).all()
     assert (found.injected[0] == 0).all()
@@ -181,3 +189,13 @@ def test_what_a_running_model_cannot_supply_is_refused_by_name():
         check([parse_policy("oracle_keep(hold=tokens(9))")], layers, anatomy)
     with pytest.raises(WrongUse, match="kv dtype 'int3'"):
         attended(anatomy, "int3")
+
+
+def test_divergence_and_likelihood_are_those_of_the_logits():
+    found = made("llama", KEEP[:2])
+    assert found.kl == pytest.approx(kl(found), abs=1e-9)
+    assert (found.said == found.logits.argmax(-1)).all()
+    log = torch.tensor(found.logits).double().log_softmax(-1).numpy()
+    nll = -np.take_along_axis(log[:-1], found.fed[1:, :, None], 2)[..., 0]
+    assert found.nll[:-1] == pytest.approx(nll, abs=1e-9)
+    assert np.isnan(found.nll[-1]).all()
