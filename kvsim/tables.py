@@ -230,6 +230,8 @@ def table(name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None
             raise KeyError(f"{name}: no column {f.name}")
         if x is None:
             arrays.append(pa.nulls(rows, f.type) if f.nullable else pa.repeat(pa.scalar(0, f.type), rows))
+        elif pa.types.is_dictionary(f.type) and not np.isscalar(x):
+            arrays.append(pa.array(x, _text).dictionary_encode())
         elif pa.types.is_dictionary(f.type):
             arrays.append(pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [x]))
         elif np.isscalar(x):
