@@ -1,0 +1,170 @@
+"""What `kvsim live` does, as lines: the prompts, each answer as it comes, and what it all says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from kvsim.capture import tasks
+from kvsim.capture.load import load
+from kvsim.capture.prompt import Prompt
+from kvsim.errors import WrongUse
+from kvsim.live.by_layer import one_at_a_time
+from kvsim.live.needs import attended
+from kvsim.live.study import Bench, How, bench, run
+from kvsim.metrics import closed_loop, sensitivity
+from kvsim.policies.language import Policy, parse_policy
+
+TASKS = ("needle", "reversal", "plain")
+STEPS = 40  # of plain text that are fed
+WIDTH = 60  # characters of a policy in a printed table
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command. n: prompts of each task, of seeds `seed` and following; by_layer: layers of a group, each tried alone."""
+
+    model: str
+    policy: Sequence[str]
+    out: str
+    task: Sequence[str] = ("needle",)
+    n: int = 5
+    context: int = 512
+    seed: int = 0
+    depth: float | None = None
+    text: str | None = None
+    seen: bool = False
+    answer: int = 12
+    steps: int = STEPS
+    free: bool = False
+    samples: int = 0
+    temperature: float = 1.0
+    open_loop: bool = True
+    inject: Sequence[int] | None = None
+    by_layer: int | None = None
+    kv_dtype: str | None = None
+    dtype: str | None = None
+    device: str = "cpu"
+    attention: str | None = None
+    chunk: int | None = None
+
+
+def command(asked: Asked) -> Iterator[str]:
+    """Lines to print, while it goes on. Raises WrongUse."""
+    _check(asked)
+    text = tasks.read_text(asked.text)
+    loaded = load(asked.model, asked.dtype, asked.device, asked.attention)
+    how = How(
+        answer=asked.answer,
+        free=asked.free,
+        samples=tuple(range(asked.samples)),
+        temperature=asked.temperature,
+        open_loop=asked.open_loop,
+        inject=tuple(asked.inject or ()),
+        kv_dtype=asked.kv_dtype,
+        chunk=asked.chunk,
+    )
+    policies: list[Policy] = [parse_policy(p) for p in asked.policy]
+    found = bench(loaded.model, policies, loaded.tokenizer, how)
+    if asked.by_layer is not None:
+        ids = [x.id for x in attended(found.anatomy)]
+        found = bench(loaded.model, [x for p in policies for x in one_at_a_time(p, ids, asked.by_layer)], loaded.tokenizer, how)
+    prompts = prompts_for(asked, text, loaded.tokenizer)
+    yield f"{len(prompts)} prompts, {len(found.rows)} rows: full attention and {len(found.rows) - 1} beside it"
+    lines: list[str] = []
+    began = time.process_time()
+
+    def told(n: int, tables: dict[str, pa.Table]) -> None:
+        lines.append(_progress(n, tables["answers"], time.process_time() - began))
+
+    path = run(found, prompts, asked.out, loaded.source, told)
+    yield from lines
+    yield from summary(path)
+    yield str(path)
+
+
+def prompts_for(asked: Asked, text: str, tokenizer: Any) -> list[tuple[str, Prompt]]:
+    """`n` prompts of every task."""
+    out = []
+    for task in asked.task:
+        for seed in range(asked.seed, asked.seed + asked.n):
+            if task == "plain":
+                prompt = tasks.plain(tokenizer, text, seed, asked.context, asked.steps)
+            else:
+                make = tasks.needle if task == "needle" else tasks.reversal
+                prompt = make(tokenizer, text, seed, tokens=asked.context, depth=asked.depth, seen=asked.seen)
+            out.append((task, prompt))
+    return out
+
+
+def _check(asked: Asked) -> None:
+    for name, n, least in (
+        ("-n", asked.n, 1),
+        ("--answer", asked.answer, 1),
+        ("--steps", asked.steps, 1),
+        ("--samples", asked.samples, 0),
+    ):
+        if n < least:
+            raise WrongUse(f"{name} {n}: expected {least} or more")
+    if asked.by_layer is not None and asked.inject:
+        raise WrongUse("--by-layer and --inject: expected one of them")
+    if Path(asked.out).exists():
+        raise WrongUse(f"{asked.out}: exists already, and a study is never overwritten; choose another -o, or remove it")
+
+
+def _progress(n: int, answers: pa.Table, seconds: float) -> str:
+    frame = pl.DataFrame(pl.from_arrow(answers)).filter(pl.col("mode") == "forced")
+    said = frame["text"][0]
+    solved = int((frame["score"][1:] == 1).sum())
+    heard = "" if said is None else f": full attention said {said!r}, {solved} of {frame.height - 1} policies answer"
+    return f"prompt {n}{heard}; {seconds:.0f} s of CPU so far"
+
+
+def summary(path: Path) -> Iterator[str]:
+    """What a study says, as lines."""
+    study = closed_loop.open_study(path)
+    if sensitivity.tried(study):
+        yield from sensitivity.lines(study)
+        return
+    yield from _scores(closed_loop.scores(study))
+    yield from _correlations(closed_loop.correlations(study))
+    for row in closed_loop.misleading(study).iter_rows(named=True):
+        yield (
+            f"{row['task']}: the open loop misleads, {closed_loop.PREDICTORS[row['predictor']]} {row['open_first']:.3f} against "
+            f"{row['open_second']:.3f}, solved {row['closed_first']:.0%} against {row['closed_second']:.0%}: {row['first'][:WIDTH]} and "
+            f"{row['second'][:WIDTH]}"
+        )
+
+
+def _scores(frame: pl.DataFrame) -> Iterator[str]:
+    for (task, mode), mine in frame.group_by("task", "mode", maintain_order=True):
+        first = mine.filter(pl.col("policy") == closed_loop.FULL).row(0, named=True)
+        failed = (
+            f", which full attention solves {first['samples'] - first['full_fails']} of" if first["score"] is not None else ""
+        )
+        yield f"{task}, {mode}: {first['samples']} answers in {first['contexts']} contexts{failed}"
+        for row in mine.sort("kl", nulls_last=True).iter_rows(named=True):
+            share = "" if row["score"] is None else f"solved {row['score']:4.0%} ({row['low']:.0%} to {row['high']:.0%})  "
+            lost = "" if row["nll"] is None else f"  NLL {row['nll'] - row['full_nll']:+.3f}"
+            apart = "" if row["kl"] is None else f"KL {row['kl']:.4f}"
+            yield f"  {row['policy'][:WIDTH]:{WIDTH}}  {share}{apart}{lost}"
+
+
+def _correlations(frame: pl.DataFrame) -> Iterator[str]:
+    for row in frame.iter_rows(named=True):
+        between = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+        least = "" if row["least"] is None else f", without {row['without']} {row['least']:.2f}"
+        what = "KL" if row["outcome"] == "kl" else "the share solved"
+        yield (
+            f"{row['task']}: {closed_loop.PREDICTORS[row['predictor']]} orders {row['policies']} policies as {what} does, rank correlation "
+            f"{row['rho']:.2f}{between}{least}"
+        )
+
+
+__all__ = ["Asked", "Bench", "command", "prompts_for", "summary"]
