@@ -17,7 +17,7 @@ from kvsim.capture.prompt import Prompt
 from kvsim.errors import WrongUse
 from kvsim.live.by_layer import one_at_a_time
 from kvsim.live.needs import attended
-from kvsim.live.study import Bench, How, bench, run
+from kvsim.live.study import How, bench, running
 from kvsim.metrics import closed_loop, sensitivity
 from kvsim.policies.language import Policy, parse_policy
 
@@ -77,16 +77,11 @@ def command(asked: Asked) -> Iterator[str]:
         found = bench(loaded.model, [x for p in policies for x in one_at_a_time(p, ids, asked.by_layer)], loaded.tokenizer, how)
     prompts = prompts_for(asked, text, loaded.tokenizer)
     yield f"{len(prompts)} prompts, {len(found.rows)} rows: full attention and {len(found.rows) - 1} beside it"
-    lines: list[str] = []
     began = time.process_time()
-
-    def told(n: int, tables: dict[str, pa.Table]) -> None:
-        lines.append(_progress(n, tables["answers"], time.process_time() - began))
-
-    path = run(found, prompts, asked.out, loaded.source, told)
-    yield from lines
-    yield from summary(path)
-    yield str(path)
+    for n, made in running(found, prompts, asked.out, loaded.source):
+        yield _progress(n, made["answers"], time.process_time() - began)
+    yield from summary(Path(asked.out))
+    yield asked.out
 
 
 def prompts_for(asked: Asked, text: str, tokenizer: Any) -> list[tuple[str, Prompt]]:
@@ -165,6 +160,3 @@ def _correlations(frame: pl.DataFrame) -> Iterator[str]:
             f"{row['task']}: {closed_loop.PREDICTORS[row['predictor']]} orders {row['policies']} policies as {what} does, rank correlation "
             f"{row['rho']:.2f}{between}{least}"
         )
-
-
-__all__ = ["Asked", "Bench", "command", "prompts_for", "summary"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -21,7 +21,7 @@ from kvsim.engine.account import cosine, relative
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer, Request
-from kvsim.live.growing import Growing
+from kvsim.live.growing import Growing, Prefix
 from kvsim.live.needs import chains, shared_limits
 from kvsim.live.prefill import Prefilled
 from kvsim.live.row import RowLayer, room
@@ -109,43 +109,41 @@ def sampling(seed: int, temperature: float = 1.0) -> Follow:
 
 
 class Decoding:
-    """The state of all rows in all layers; `step` feeds one token to each.
+    """The state of all rows in all layers; `attend` answers the model's attention calls at step `at`.
 
     A row whose tokens were those of row 0, and whose layers below attended to everything, has the hidden state of row 0; it is given row 0's
     q, k and v, because products of a batch may round its rows differently. So what must be equal is equal to the last bit."""
 
     def __init__(
-        self, model: Any, anatomy: Anatomy, prefilled: Prefilled, rows: Sequence[Row], steps: int, keep_picks: bool = False
+        self,
+        anatomy: Anatomy,
+        prefixes: Mapping[int, Prefix],
+        request: Request,
+        rows: Sequence[Row],
+        keep_picks: bool = False,
     ):
-        self.model, self.anatomy, self.rows, self.at = model, anatomy, list(rows), 0
-        self.request = request_of(prefilled.prompt, prefilled.prompt.prefill + steps)
-        self.layers: dict[int, list[RowLayer]] = {i: [] for i in prefilled.layers}
-        evidence, rooms = (
-            self.request.evidence_mask(),
-            {i: room(x.layer, self.request.total) for i, x in prefilled.layers.items()},
-        )
+        self.anatomy, self.rows, self.request, self.at = anatomy, list(rows), request, 0
+        self.layers: dict[int, list[RowLayer]] = {i: [] for i in prefixes}
+        evidence, rooms = request.evidence_mask(), {i: room(x.layer, request.total) for i, x in prefixes.items()}
         for row in self.rows:
-            sources = {i: Growing(x, self.request) for i, x in prefilled.layers.items()}
+            sources = {i: Growing(x, request) for i, x in prefixes.items()}
             limits = shared_limits(row.policy, sources)
             for i, source in sources.items():
                 asked = [replace(x, limits=limits.get(i)) for x in chains(row.policy, source.layer)]
                 inject = evidence if i in row.inject else None
                 self.layers[i].append(RowLayer(source, asked, rooms[i], inject, keep_picks))
-        self.options = cached(model, prefilled.cache_of(len(self.rows)))
-        shape = (len(self.layers), steps, len(self.rows))
+        shape = (len(self.layers), request.total - request.prompt, len(self.rows))
         self.place = {layer: n for n, layer in enumerate(self.layers)}
         self.held, self.read, self.injected, self.rel_l2, self.cosine = np.zeros((5, *shape))
         self.same, self.whole = np.ones(len(self.rows), bool), np.ones((len(self.layers), len(self.rows)), bool)
 
-    def step(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits f32[B, vocabulary] after the next token of each row; inside `replacing(model, self.attend)`."""
-        self.same &= np.asarray(tokens) == tokens[0]
-        ids = torch.tensor(np.asarray(tokens)[:, None], device=self.model.device)
-        with torch.no_grad():
-            logits = self.model(input_ids=ids, **self.options).logits[:, -1].float().cpu().numpy()
+    def step(self, tokens: NDArray[np.int64], forward: Callable[[NDArray[np.int64]], NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Logits f32[B, vocabulary] after the next token of each row; inside `replacing(model, self.attend)`, by a forward of the model."""
+        self.same &= tokens == tokens[0]
+        logits = forward(tokens)
         self.at += 1
         logits[self.same & self.whole.all(0)] = logits[0]
-        return np.asarray(logits)
+        return logits
 
     def attend(self, given: Given, own: Callable[[], Any]) -> Any:
         """Answers one attention call of the model, for all rows."""
@@ -202,7 +200,14 @@ def decode(
     prompt = prefilled.prompt
     if steps < max(1, len(prompt.fed)):
         raise WrongUse(f"{steps} decode steps, and {len(prompt.fed)} tokens are fed in decode; take more steps")
-    now = Decoding(model, anatomy, prefilled, rows, steps, keep_picks)
+    now = Decoding(anatomy, prefilled.layers, request_of(prompt, prompt.prefill + steps), rows, keep_picks)
+    options = cached(model, prefilled.cache_of(len(rows)))
+
+    def forward(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(tokens[:, None], device=model.device), **options).logits[:, -1]
+        return np.array(logits.float().cpu().numpy())
+
     last = np.repeat(prefilled.logits.float().cpu().numpy()[None], len(rows), 0)
     first, fed, said, kept, log = int(last[0].argmax()), [], [], [], log_softmax(last)
     kl, nll = np.full((2, steps, len(rows)), np.nan)
@@ -214,7 +219,7 @@ def decode(
             fed.append(np.full(len(rows), prompt.fed[i]) if given else follow(i, last))
             if i:
                 nll[i - 1] = -log[np.arange(len(rows)), fed[-1]]
-            last = now.step(fed[-1])
+            last = now.step(fed[-1], forward)
             log = log_softmax(last)
             kl[i] = np.where(now.same, (np.exp(log[0]) * (log[0] - log)).sum(1), np.nan)
             said.append(last.argmax(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,15 +114,18 @@ def run_prompt(bench: Bench, prompt: Prompt, request: int, task: str = "") -> di
     return {"answers": pa.concat_tables(answers), "steps": pa.concat_tables(stepped), "layers": layers}
 
 
-def run(
-    bench: Bench,
-    prompts: Iterable[tuple[str, Any]],
-    out: str | Path,
-    source: dict[str, Any] | None = None,
-    progress: Callable[[int, dict[str, pa.Table]], None] = lambda n, found: None,
-) -> Path:
+def run(bench: Bench, prompts: Iterable[tuple[str, Any]], out: str | Path, source: dict[str, Any] | None = None) -> Path:
     """Every (task, prompt) into the new directory `out`: live.json, answers, steps and layers. A study that was interrupted goes on where it
     stopped when it is repeated. Raises WrongUse."""
+    for _ in running(bench, prompts, out, source):
+        pass
+    return Path(out)
+
+
+def running(
+    bench: Bench, prompts: Iterable[tuple[str, Any]], out: str | Path, source: dict[str, Any] | None = None
+) -> Iterator[tuple[int, dict[str, pa.Table]]]:
+    """As `run`, and every prompt's number and tables as they come."""
     out, given = Path(out), [(task, prompt_of(p)) for task, p in prompts]
     if out.exists() or not out.name:
         raise WrongUse(f"{out}: exists already, and a study is never overwritten; choose another -o, or remove it")
@@ -135,16 +138,15 @@ def run(
                 part = draft / f"{name}-{n}.parquet"
                 tables.write(part.with_suffix(".new"), [found[name]])
                 part.with_suffix(".new").rename(part)
-            progress(n, found)
+            yield n, found
     whole = draft / "whole"
     shutil.rmtree(whole, ignore_errors=True)
     whole.mkdir()
     for name in tables.LIVE_TABLES:
         tables.write(whole / f"{name}.parquet", [pq.read_table(draft / f"{name}-{n}.parquet") for n in range(len(given))])
-    (draft / "live.json").rename(whole / "live.json")
+    shutil.copy(draft / "live.json", whole / "live.json")
     whole.rename(out)
     shutil.rmtree(draft)
-    return out
 
 
 def about(bench: Bench, prompts: Sequence[tuple[str, Prompt]], source: dict[str, Any] | None) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from kvsim import tables
 from kvsim.capture import tasks
 from kvsim.capture.prompt import FORCED, FREE, QUESTION
 from kvsim.capture.recorder import ALL
-from kvsim.errors import KvsimError, WrongUse
+from kvsim.errors import WrongUse
 from kvsim.live.decode import decode
 from kvsim.live.prefill import prefill
-from kvsim.live.study import How, bench, run
+from kvsim.live.study import How, bench, run, running
 from kvsim.live.twins import twins
 from kvsim.replay.run import replay
 from kvsim.trace.open import open_trace
@@ -96,18 +96,14 @@ def test_the_answer_is_judged_by_its_text_and_its_likelihood(study):
 def test_a_study_that_stopped_goes_on_and_ends_with_the_same_rows(study, tmp_path):
     found = bench(model(), POLICIES, words.tokenizer(), HOW)
 
-    def stops(n, tables):
-        raise KvsimError("power")
-
-    for _ in range(2):
-        with pytest.raises(KvsimError, match="power"):
-            run(found, prompts(), tmp_path / "s", progress=stops)
+    for n in (0, 1):
+        stopped = running(found, prompts(), tmp_path / "s")
+        assert next(stopped)[0] == n
+        stopped.close()
     assert not (tmp_path / "s").exists()
     with pytest.raises(WrongUse, match="begun with another model, policies"):
         run(bench(model(), POLICIES[1:], words.tokenizer(), HOW), prompts(), tmp_path / "s")
-    seen = []
-    run(found, prompts(), tmp_path / "s", progress=lambda n, tables: seen.append(n))
-    assert seen == [2]
+    assert [n for n, _ in running(found, prompts(), tmp_path / "s")] == [2]
     for name in tables.LIVE_TABLES:
         assert read(tmp_path / "s", name).equals(read(study, name))
     with pytest.raises(WrongUse, match="a study is never overwritten"):
