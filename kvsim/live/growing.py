@@ -99,7 +99,7 @@ class Growing(Source):
         return float(self.key_norms[head, : self.seen].max())
 
     @property
-    def key_norms(self) -> Floats:  # type: ignore[override]  # it grows
+    def key_norms(self) -> Floats:
         """f64[Hkv, T]: L2 norms of the keys; 0 of those still to come."""
         if self._norms is None:
             self._norms = np.zeros((self.layer.kv_heads, self.request.total))

@@ -16,7 +16,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
         return 0.0, 1.0
     z = NORMAL**2 / n
     centre, half = (share + z / 2) / (1 + z), NORMAL * sqrt(share * (1 - share) / n + z / (4 * n)) / (1 + z)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))  # at 0 and 1 they meet but for rounding
 
 
 def sign_test(wins: int, losses: int) -> float:

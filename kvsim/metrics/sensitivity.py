@@ -43,7 +43,7 @@ def sensitivity(study: Study, seed: int = 0) -> pl.DataFrame:
     for name, (policy, layers) in acts.items():
         mine = lost.filter(pl.col("policy") == name)["lost"].to_numpy()
         here = pl.col("layer").is_in(layers)
-        full, own = (reads.filter(pl.col("policy") == p, here)["read_tokens"].sum() for p in (FULL, name))
+        full, own = (float(reads.filter(pl.col("policy") == p, here)["read_tokens"].to_numpy().sum()) for p in (FULL, name))
         low = high = None
         if len(mine) >= FEWEST:
             drawn = picks(len(mine), seed) @ mine / len(mine)
