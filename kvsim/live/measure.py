@@ -85,7 +85,11 @@ def steps_table(found: Decoded, mode: str, sample: int, request: int) -> pa.Tabl
     """One row a policy and step."""
     n, rows = found.kl.shape
     src = found.request
-    each = {"step": np.arange(n), "pos": np.arange(src.prompt, src.total), "role": src.roles[src.prompt :]}
+    each: dict[str, NDArray[Any]] = {
+        "step": np.arange(n),
+        "pos": np.arange(src.prompt, src.total),
+        "role": src.roles[src.prompt :],
+    }
     return tables.table(
         "steps",
         {

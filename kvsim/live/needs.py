@@ -116,7 +116,7 @@ def shared_limits(policy: Policy, sources: Mapping[int, Source]) -> dict[int, tu
         keep = policy.at(source.layer.id)[-1][0].part("keep")
         if ALL_LAYERS in keep.needs:
             groups.setdefault(keep, []).append(i)
-    found = {}
+    found: dict[int, tuple[int, ...]] = {}
     for keep, ids in groups.items():
         shares = model_scope.share([model_scope.preview(sources[i], keep) for i in ids])
         found |= {i: tuple(map(int, x)) for i, x in zip(ids, shares, strict=True)}

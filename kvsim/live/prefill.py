@@ -47,7 +47,7 @@ class Prefilled:
         return found
 
 
-class Passing(DynamicLayer):
+class Passing(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """A cache layer that hands on what it is given and only counts."""
 
     def __init__(self, seen: int):
@@ -73,7 +73,6 @@ def _repeated(layer: Any, rows: int) -> Any:
     return found
 
 
-@torch.no_grad()
 def prefill(
     model: Any, anatomy: Anatomy, layers: Sequence[Layer], prompt: Prompt, keep: Keep, chunk: int | None = None
 ) -> Prefilled:
@@ -82,7 +81,7 @@ def prefill(
     recorder = Recorder(layers, anatomy.projections, anatomy.backend, prompt.prefill, keep, gathered.put)
     cache = DynamicCache(config=model.config)
     options = cached(model, cache)
-    with attending(model, recorder.see, recorder.before):
+    with attending(model, recorder.see, recorder.before), torch.no_grad():
         for i in range(0, prompt.prefill, chunk or prompt.prefill):
             ids = prompt.tokens[i : min(i + (chunk or prompt.prefill), prompt.prefill)]
             logits = model(input_ids=torch.tensor([ids], device=model.device), **options).logits[0, -1]

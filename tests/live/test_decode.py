@@ -96,13 +96,13 @@ def same_decisions(found: Decoded, b: int, tables: dict[str, Any], steps: Any, l
             source = found.sources(b)[layer]
             for h in range(source.layer.kv_heads):
                 tiers, _ = tiers_and_events(source, part.now.bank.record, part.now.bank.codecs, h)
-                mine = {r["step"]: r["runs"] for r in tiers if r["step"] in (-1, *steps)}
-                theirs = {
+                placed = {r["step"]: r["runs"] for r in tiers if r["step"] in (-1, *steps)}
+                replayed = {
                     r["step"]: r["runs"]
                     for r in tables["tiers"].to_pylist()
                     if (r["layer"], r["kv_head"]) == (layer, h) and r["step"] in (-1, *steps)
                 }
-                assert mine == theirs, (found.rows[b].id, layer, h)
+                assert placed == replayed, (found.rows[b].id, layer, h)
 
 
 def test_open_loop_is_closed_loop_in_the_first_layer_and_at_the_first_cut_in_all():

@@ -23,15 +23,10 @@ def answered(scores: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatChart:
     channels = theme.policy_channels(look, "point")
     channels = {name: channel.legend(None) for name, channel in channels.items()}
     base = alt.Chart(theme.prepare(frame.select("policy", "score", "low", "high", "kl", "contexts")))
-    share = alt.X(
-        "score:Q",
-        title="contexts solved, of those full attention solves",
-        scale=alt.Scale(domain=[0, 1]),
-        axis=theme.percent_axis(),
-    )
+    title, axis = "contexts solved, of those full attention solves", theme.percent_axis()
+    low, share = (alt.X(f"{n}:Q", title=title, scale=alt.Scale(domain=[0, 1]), axis=axis) for n in ("low", "score"))
     said = ["policy:N", alt.Tooltip("score:Q", format=".0%"), alt.Tooltip("contexts:Q"), alt.Tooltip("kl:Q", format=".3g")]
-    line = base.mark_rule(aria=False, strokeWidth=2).encode(x=share, x2="high:Q", y=y, color=channels["color"])
-    line = line.encode(x=alt.X("low:Q", title=share.title, scale=share.scale, axis=share.axis))
+    line = base.mark_rule(aria=False, strokeWidth=2).encode(x=low, x2="high:Q", y=y, color=channels["color"])
     dots = base.mark_point(filled=True, size=80).encode(x=share, y=y, tooltip=said, **channels)
     nats = alt.X(
         "kl:Q", title="KL from full attention at the answer (nats a token, log scale)", scale=alt.Scale(type="log", nice=False)
