@@ -29,7 +29,9 @@ def answered(scores: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatChart:
     line = base.mark_rule(aria=False, strokeWidth=2).encode(x=low, x2="high:Q", y=y, color=channels["color"])
     dots = base.mark_point(filled=True, size=80).encode(x=share, y=y, tooltip=said, **channels)
     nats = alt.X(
-        "kl:Q", title="KL from full attention at the answer (nats a token, log scale)", scale=alt.Scale(type="log", nice=False)
+        "kl:Q",
+        title="KL from full attention at the answer (nats a token, log scale)",
+        scale=alt.Scale(type="log", nice=False, padding=12),
     )
     apart = base.mark_point(filled=True, size=80).encode(x=nats, y=y.axis(None), tooltip=said, **channels)
     height = 18 * max(4, frame.height)
@@ -45,7 +47,9 @@ def predicted_against_measured(foretold: pl.DataFrame, look: Sequence[Style], ou
     """foretold (of metrics.closed_loop, one task, policy label) -> one panel for each predictor that has data: what it says of a policy across,
     what the model did up; a good predictor lets the points fall or rise along one line."""
     up = {
-        "kl": alt.Y("kl:Q", title="KL from full attention (nats a token, log scale)", scale=alt.Scale(type="log", nice=False)),
+        "kl": alt.Y(
+            "kl:Q", title="KL from full attention (nats a token, log scale)", scale=alt.Scale(type="log", nice=False, padding=12)
+        ),
         "score": alt.Y("score:Q", title="contexts solved", scale=alt.Scale(domain=[0, 1]), axis=theme.percent_axis()),
     }[outcome]
     frame = foretold.with_columns(kl=pl.col("kl").clip(LEAST, None))
@@ -54,7 +58,7 @@ def predicted_against_measured(foretold: pl.DataFrame, look: Sequence[Style], ou
         told = frame.select("policy", name, outcome).drop_nulls()
         if told.height:
             turned = " (less is better)" if BETTER[name] < 0 else ""
-            x = alt.X(f"{name}:Q", title=title + turned, scale=alt.Scale(zero=False))
+            x = alt.X(f"{name}:Q", title=title + turned, scale=alt.Scale(zero=False, padding=12))
             marks = alt.Chart(theme.prepare(told)).mark_point(filled=True, size=80).encode(
                 x=x, y=up, tooltip=["policy:N", alt.Tooltip(f"{name}:Q", format=".3f"), alt.Tooltip(f"{outcome}:Q", format=".3g")],
                 **theme.policy_channels(look, "point"),
