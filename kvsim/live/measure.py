@@ -75,10 +75,14 @@ def _answer_nll(found: Decoded, mode: str) -> Floats:
     return nll.mean(0) if len(nll) else np.full(len(found.rows), np.nan)
 
 
+def expects(prompt: Prompt) -> bool:
+    """Whether there is an answer to be had."""
+    return prompt.meta.get("answer") is not None
+
+
 def score(prompt: Prompt, text: str) -> float | None:
     """1 when the text has the answer that the prompt expects, 0 when not; None where it expects none."""
-    expected = prompt.meta.get("answer")
-    return None if expected is None else float(str(expected) in text)
+    return float(str(prompt.meta["answer"]) in text) if expects(prompt) else None
 
 
 def steps_table(found: Decoded, mode: str, sample: int, request: int) -> pa.Table:

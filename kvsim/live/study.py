@@ -89,7 +89,7 @@ def bench(model: Any, policies: Iterable[Any], tokenizer: Any = None, how: How |
 def run_prompt(bench: Bench, prompt: Prompt, request: int, task: str = "") -> dict[str, pa.Table]:
     """The three tables of one prompt. Raises WrongUse."""
     model, how = bench.model, bench.how
-    answer = how.answer if prompt.meta.get("answer") is not None or not prompt.fed else 0
+    answer = how.answer if measure.expects(prompt) or not prompt.fed else 0
     steps = len(prompt.fed) + answer
     refuse.length(model, prompt.prefill + steps)
     refuse.tokens(model, [i for i in prompt.tokens if i >= 0])

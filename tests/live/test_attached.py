@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 import kvsim
 from kvsim.capture.prompt import CONTEXT, Prompt
 from kvsim.errors import WrongUse
-from tests.capture import tiny
+from tests.capture import tiny, words
 from tests.capture.test_run import touched
 from tests.live.test_decode import FAMILIES, made
 
@@ -39,6 +42,15 @@ def test_a_policy_says_what_its_row_of_a_batch_says():
     assert said == batch.fed[:, 1].tolist() == again
     assert said != tiny.generated(model, prompt, STEPS)
     assert found.read == pytest.approx(batch.read[:, : STEPS - 1, 1].mean(0).tolist())
+
+
+def test_the_example_of_the_docs_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "live.md").read_text()
+    example = next(x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "kvsim.live(" in x)
+    model = tiny.model("llama", vocab_size=words.SIZE)
+    exec(example, {"kvsim": kvsim, "model": model, "tokenizer": words.tokenizer()})
+    read, held = map(float, capsys.readouterr().out.split())
+    assert read == held < 60
 
 
 def test_all_is_put_back_even_after_an_error():

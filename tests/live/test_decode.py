@@ -10,14 +10,17 @@ import torch
 
 from kvsim.capture.layers import probe
 from kvsim.capture.prompt import CONTEXT, QUESTION, Prompt
+from kvsim.capture.run import capture
 from kvsim.engine.fate import tiers_and_events
 from kvsim.errors import WrongUse
 from kvsim.geometry import Span
 from kvsim.live.decode import Decoded, decode, following_own, rows_of, sampling
 from kvsim.live.needs import attended, check, needs_of
 from kvsim.live.prefill import prefill, recorded
+from kvsim.live.row import BLOCK
 from kvsim.live.twins import twins
 from kvsim.policies.language import parse_policy, per_layer
+from kvsim.trace.open import open_trace
 from tests.capture import tiny
 
 PROMPT, STEPS = 40, 20
@@ -38,6 +41,7 @@ MORE = (
     "h2o(hold=tokens(24)) >> quest(read=pages(3), page=4)",
     'quest(read=pages(3), page=4, heads="share", refresh=3)',
     'kivi(bits=2, group=8, residual=8) >> quest(read=pages(4), page=4, index=boxes(keys="recon"))',
+    'kivi(bits=2, group=8, residual=8) >> quest(read=exact(r=3), page=4, index=boxes(keys="recon"))',
 )
 CODED = ("kivi(bits=2, group=8, residual=8)", "qevict(hold=tokens(30), recent=tokens(8), sinks=2)")
 
@@ -199,3 +203,23 @@ def test_divergence_and_likelihood_are_those_of_the_logits():
     nll = -np.take_along_axis(log[:-1], found.fed[1:, :, None], 2)[..., 0]
     assert found.nll[:-1] == pytest.approx(nll, abs=1e-9)
     assert np.isnan(found.nll[-1]).all()
+
+
+def test_rows_go_on_deciding_alike_when_the_dead_have_left_their_places():
+    found = made("llama", ("h2o(hold=tokens(20)) >> quest(read=pages(3), page=4)", "tova(hold=tokens(12))"), steps=BLOCK + 8)
+    for b, row in enumerate(found.rows[1:], 1):
+        same_decisions(found, b, twins(found.sources(b), [row.policy], plans=True)[0], range(BLOCK + 8), found.layers)
+
+
+def test_a_row_is_fed_what_a_capture_records(tmp_path):
+    """All side tables, of the prompt and of what follows it; products of a batch may round otherwise."""
+    found = made("llama", [MORE[1], CODED[1], KEEP[0]])
+    capture(tiny.model("llama"), tiny.tokens(PROMPT), tmp_path / "t", steps=STEPS)
+    trace = open_trace(tmp_path / "t")
+    for layer in trace.captured_layers:
+        mine, theirs = found.sources(0)[layer.id], trace.lane(trace.requests[0], layer)
+        for name in ("k", "v", "k_pre", "q", "wo_norm", "mass"):
+            np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-4, atol=1e-4, err_msg=name)
+        rows = len(mine.window_q)
+        assert rows == 8
+        np.testing.assert_allclose(mine.window_q, theirs.window_q[-rows:], rtol=1e-4, atol=1e-4)
