@@ -24,6 +24,7 @@ from kvsim.policies.language import Policy, parse_policy
 TASKS = ("needle", "reversal", "plain")
 STEPS = 40  # of plain text that are fed
 WIDTH = 60  # characters of a policy in a printed table
+SHOWN = 2  # pairs that mislead, of each open-loop number
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,24 @@ def summary(path: Path) -> Iterator[str]:
         return
     yield from _scores(closed_loop.scores(study))
     yield from _correlations(closed_loop.correlations(study))
-    for row in closed_loop.misleading(study).iter_rows(named=True):
-        yield (
-            f"{row['task']}: the open loop misleads, {closed_loop.PREDICTORS[row['predictor']]} {row['open_first']:.3f} against "
-            f"{row['open_second']:.3f}, solved {row['closed_first']:.0%} against {row['closed_second']:.0%}: {row['first'][:WIDTH]} and "
-            f"{row['second'][:WIDTH]}"
-        )
+    yield from _misleading(closed_loop.misleading(study))
+
+
+def _misleading(frame: pl.DataFrame) -> Iterator[str]:
+    """The pairs that contradict an open-loop number most, a few of each."""
+    frame = frame.with_columns(gap=pl.col("closed_second") - pl.col("closed_first")).sort("gap", descending=True)
+    for (task, predictor), mine in frame.group_by("task", "predictor", maintain_order=True):
+        yield f"{task}: {closed_loop.PREDICTORS[str(predictor)]} misleads in {mine.height} pairs of policies, for example"
+        for row in mine.head(SHOWN).iter_rows(named=True):
+            yield (
+                f"  {row['open_first']:.3f} and solved {row['closed_first']:4.0%}: {shown(row['first'])}\n"
+                f"  {row['open_second']:.3f} and solved {row['closed_second']:4.0%}: {shown(row['second'])}"
+            )
+
+
+def shown(policy: str) -> str:
+    """A policy in the width of a line, without the parts that do nothing."""
+    return policy.removeprefix("full() >> ").removesuffix(" >> everything()")[:WIDTH]
 
 
 def _scores(frame: pl.DataFrame) -> Iterator[str]:
@@ -148,7 +161,7 @@ def _scores(frame: pl.DataFrame) -> Iterator[str]:
             share = "" if row["score"] is None else f"solved {row['score']:4.0%} ({row['low']:.0%} to {row['high']:.0%})  "
             lost = "" if row["nll"] is None else f"  NLL {row['nll'] - row['full_nll']:+.3f}"
             apart = "" if row["kl"] is None else f"KL {row['kl']:.4f}"
-            yield f"  {row['policy'][:WIDTH]:{WIDTH}}  {share}{apart}{lost}"
+            yield f"  {shown(row['policy']):{WIDTH}}  {share}{apart}{lost}"
 
 
 def _correlations(frame: pl.DataFrame) -> Iterator[str]:

@@ -58,7 +58,8 @@ def predicted_against_measured(foretold: pl.DataFrame, look: Sequence[Style], ou
         told = frame.select("policy", name, outcome).drop_nulls()
         if told.height:
             turned = " (less is better)" if BETTER[name] < 0 else ""
-            x = alt.X(f"{name}:Q", title=title + turned, scale=alt.Scale(zero=False, padding=12))
+            scale = alt.Scale(zero=False, padding=12) if turned else alt.Scale(domain=[0, 1])
+            x = alt.X(f"{name}:Q", title=title + turned, scale=scale)
             marks = alt.Chart(theme.prepare(told)).mark_point(filled=True, size=80).encode(
                 x=x, y=up, tooltip=["policy:N", alt.Tooltip(f"{name}:Q", format=".3f"), alt.Tooltip(f"{outcome}:Q", format=".3g")],
                 **theme.policy_channels(look, "point"),
