@@ -567,7 +567,11 @@ def _live_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("-o", "--out", required=True, metavar="STUDY", help="a new folder; a study that stopped there goes on")
     what = p.add_argument_group("what the model reads")
     what.add_argument(
-        "--task", nargs="+", choices=("needle", "reversal", "plain"), default=["needle"], help="prompts (default: needle)"
+        "--task",
+        nargs="+",
+        default=["needle"],
+        metavar="NAME",
+        help="as kvsim capture names them, FILE.jsonl too (default: needle)",
     )
     what.add_argument("-n", type=int, default=5, metavar="N", help="prompts of each task (default: 5)")
     what.add_argument("--context", type=int, default=512, metavar="N", help="tokens of a prompt, at most (default: 512)")

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from kvsim.capture import tasks
+from kvsim.capture.command import ROWS
 from kvsim.capture.load import load
 from kvsim.capture.prompt import Prompt
 from kvsim.errors import WrongUse
@@ -21,7 +22,6 @@ from kvsim.live.study import How, bench, running
 from kvsim.metrics import closed_loop, sensitivity
 from kvsim.policies.language import Policy, parse_policy
 
-TASKS = ("needle", "reversal", "plain")
 STEPS = 40  # of plain text that are fed
 WIDTH = 60  # characters of a policy in a printed table
 SHOWN = 2  # pairs that mislead, of each open-loop number
@@ -29,7 +29,8 @@ SHOWN = 2  # pairs that mislead, of each open-loop number
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of the command. n: prompts of each task, of seeds `seed` and following; by_layer: layers of a group, each tried alone."""
+    """The options of the command. task: of tasks.TASKS, or files of rows; n: prompts of each, of seeds `seed` and following; by_layer: layers
+    of a group, each tried alone."""
 
     model: str
     policy: Sequence[str]
@@ -59,7 +60,6 @@ class Asked:
 def command(asked: Asked) -> Iterator[str]:
     """Lines to print, while it goes on. Raises WrongUse."""
     _check(asked)
-    text = tasks.read_text(asked.text)
     loaded = load(asked.model, asked.dtype, asked.device, asked.attention)
     how = How(
         answer=asked.answer,
@@ -76,7 +76,7 @@ def command(asked: Asked) -> Iterator[str]:
     if asked.by_layer is not None:
         ids = [x.id for x in attended(found.anatomy)]
         found = bench(loaded.model, [x for p in policies for x in one_at_a_time(p, ids, asked.by_layer)], loaded.tokenizer, how)
-    prompts = prompts_for(asked, text, loaded.tokenizer)
+    prompts = prompts_for(asked, loaded.tokenizer)
     yield f"{len(prompts)} prompts, {len(found.rows)} rows: full attention and {len(found.rows) - 1} beside it"
     began = time.process_time()
     for n, made in running(found, prompts, asked.out, loaded.source):
@@ -85,21 +85,24 @@ def command(asked: Asked) -> Iterator[str]:
     yield asked.out
 
 
-def prompts_for(asked: Asked, text: str, tokenizer: Any) -> list[tuple[str, Prompt]]:
-    """`n` prompts of every task."""
+def prompts_for(asked: Asked, tokenizer: Any) -> list[tuple[str, Prompt]]:
+    """`n` prompts of every task, or of the rows of a file. Raises WrongUse."""
+    where = {"tokens": asked.context, "depth": asked.depth, "seen": asked.seen, "steps": asked.steps}
     out = []
     for task in asked.task:
-        for seed in range(asked.seed, asked.seed + asked.n):
-            if task == "plain":
-                prompt = tasks.plain(tokenizer, text, seed, asked.context, asked.steps)
-            else:
-                make = tasks.needle if task == "needle" else tasks.reversal
-                prompt = make(tokenizer, text, seed, tokens=asked.context, depth=asked.depth, seen=asked.seen)
-            out.append((task, prompt))
+        if task.endswith(ROWS):
+            rows, place = tasks.read_rows(task)[: asked.n], tasks.Where(seen=asked.seen)
+            out += [(Path(task).stem, tasks.row_prompt(tokenizer, row, place, asked.context)) for row in rows]
+        else:
+            text = tasks.long_text(task, asked.text)
+            out += [(task, tasks.make(task, tokenizer, text, asked.seed + i, **where)) for i in range(asked.n)]
     return out
 
 
 def _check(asked: Asked) -> None:
+    for task in asked.task:
+        if not task.endswith(ROWS):
+            tasks.check(task)
     for name, n, least in (
         ("-n", asked.n, 1),
         ("--answer", asked.answer, 1),

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from kvsim.capture.attention import projected_norm
 from kvsim.capture.hooks import Given, replacing
 from kvsim.capture.layers import Anatomy, cached
-from kvsim.capture.prompt import FREE, Prompt
+from kvsim.capture.prompt import FREE, HOLE, Prompt
 from kvsim.engine.account import cosine, relative
 from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
@@ -215,7 +215,7 @@ def decode(
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         stack.enter_context(replacing(model, now.attend))
         for i in range(steps):
-            given = i < len(prompt.fed) and prompt.fed[i] >= 0  # a hole is the model's to fill
+            given = i < len(prompt.fed) and prompt.fed[i] != HOLE
             fed.append(np.full(len(rows), prompt.fed[i]) if given else follow(i, last))
             if i:
                 nll[i - 1] = -log[np.arange(len(rows)), fed[-1]]

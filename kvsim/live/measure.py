@@ -44,7 +44,7 @@ def answers_table(found: Decoded, prompt: Prompt, mode: str, sample: int, at: Ma
     if say is not None:
         ends = [None if mode == FREE_MODE or x is None else x + 1 for x in apart]
         texts = [say(answer[:end, b].tolist()) for b, end in enumerate(ends)]
-    scores = [None if text is None else score(prompt, text) for text in texts]
+    scores = [prompt.score(text) if text is not None and prompt.answers else None for text in texts]
     nll = _answer_nll(found, mode)
     return tables.table(
         "answers",
@@ -73,16 +73,6 @@ def _answer_nll(found: Decoded, mode: str) -> Floats:
     of = np.isin(roles, (FORCED, FREE))
     nll = found.nll[:-1][of]
     return nll.mean(0) if len(nll) else np.full(len(found.rows), np.nan)
-
-
-def expects(prompt: Prompt) -> bool:
-    """Whether there is an answer to be had."""
-    return prompt.meta.get("answer") is not None
-
-
-def score(prompt: Prompt, text: str) -> float | None:
-    """1 when the text has the answer that the prompt expects, 0 when not; None where it expects none."""
-    return float(str(prompt.meta["answer"]) in text) if expects(prompt) else None
 
 
 def steps_table(found: Decoded, mode: str, sample: int, request: int) -> pa.Table:

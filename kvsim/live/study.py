@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from kvsim import __version__, tables
 from kvsim.capture import refuse
+from kvsim.capture.decode import end_of_text
 from kvsim.capture.layers import Anatomy, probe
 from kvsim.capture.prompt import Prompt, prompt_of
 from kvsim.capture.source import machine, source_of
@@ -62,8 +63,7 @@ class Bench:
 
     def say(self, ids: Sequence[int]) -> str:
         """Tokens as text, up to the first that ends it."""
-        ends = self.model.generation_config.eos_token_id
-        ends = {ends} if isinstance(ends, int) else set(ends or ())
+        ends = end_of_text(self.model)
         cut = next((i for i, x in enumerate(ids) if x in ends), len(ids))
         return str(self.tokenizer.decode(list(ids[:cut]), skip_special_tokens=True))
 
@@ -89,7 +89,7 @@ def bench(model: Any, policies: Iterable[Any], tokenizer: Any = None, how: How |
 def run_prompt(bench: Bench, prompt: Prompt, request: int, task: str = "") -> dict[str, pa.Table]:
     """The three tables of one prompt. Raises WrongUse."""
     model, how = bench.model, bench.how
-    answer = how.answer if measure.expects(prompt) or not prompt.fed else 0
+    answer = how.answer if prompt.answers or not prompt.fed else 0
     steps = len(prompt.fed) + answer
     refuse.length(model, prompt.prefill + steps)
     refuse.tokens(model, [i for i in prompt.tokens if i >= 0])

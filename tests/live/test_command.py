@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import polars as pl
@@ -104,6 +105,17 @@ def test_layers_one_by_one(capsys, folder, tmp_path):
     assert chart.to_dict()["description"]
 
 
+def test_rows_of_a_file_are_asked_and_scored(capsys, folder, tmp_path):
+    rows = [{"context": "The sky is green today. " * 9, "question": f"Number {n}?", "answers": ["xyzzy"]} for n in range(2)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, _, err = run(capsys, folder, "-p", POLICIES[0], "-o", tmp_path / "s", "--task", tmp_path / "mine.jsonl", "--answer", 2)
+    assert (code, err) == (0, "")
+    answers = closed_loop.open_study(tmp_path / "s").table("answers").collect()
+    assert answers["task"].unique().to_list() == ["mine"]
+    assert answers["context"].n_unique() == 1  # two questions about one text are one case
+    assert (answers["full_score"] == 0).all()
+
+
 def test_evidence_can_be_injected(capsys, folder, tmp_path):
     code, said, _ = run(
         capsys,
@@ -132,6 +144,7 @@ def test_evidence_can_be_injected(capsys, folder, tmp_path):
     ("words", "line"),
     [
         (["-n", "0"], "-n 0: expected 1 or more"),
+        (["--task", "needles"], "no task 'needles', did you mean 'needle'?"),
         (["--answer", "0"], "--answer 0: expected 1 or more"),
         (["--by-layer", "2", "--inject", "1"], "--by-layer and --inject: expected one of them"),
         (["--by-layer", "0"], "groups of 0 layers: expected 1 or more"),

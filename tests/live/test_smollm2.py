@@ -36,7 +36,7 @@ def found(tmp_path_factory):
 
     loaded = load(f"pkg:{PACKAGE}")
     made = bench(loaded.model, NAMES.values(), loaded.tokenizer, How(answer=8, open_loop=False))
-    prompts = [("needle", tasks.needle(loaded.tokenizer, tasks.read_text(), seed, tokens=512)) for seed in (0, 1)]
+    prompts = [("needle", tasks.make("needle", loaded.tokenizer, tasks.read_text(), seed, tokens=512)) for seed in (0, 1)]
     study = closed_loop.open_study(run(made, prompts, tmp_path_factory.mktemp("live") / "s"))
     names = dict(zip([p.id for p in made.policies], NAMES, strict=True))
     scores = closed_loop.scores(study).with_columns(pl.col("policy").replace(names))

@@ -34,8 +34,8 @@ def model():
 
 def prompts():
     tokenizer, text = words.tokenizer(), tasks.read_text()
-    made = [("needle", tasks.needle(tokenizer, text, seed, tokens=200)) for seed in (0, 1)]
-    return [*made, ("plain", tasks.plain(tokenizer, text, 0, tokens=200, steps=12))]
+    made = [("needle", tasks.make("needle", tokenizer, text, seed, tokens=200)) for seed in (0, 1)]
+    return [*made, ("plain", tasks.make("plain", tokenizer, text, 0, tokens=200, steps=12))]
 
 
 @pytest.fixture(scope="module")
