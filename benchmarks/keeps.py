@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.h2o import CAPACITIES, source_of
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, race, ratio, show
-from kvsim.engine.evolve import evolve
+from kvsim.engine.evolve import Course, evolve_all
 from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse
 from kvsim.trace.open import Lane
@@ -20,8 +20,7 @@ OTHERS = ("tova(hold=tokens(2048))", "qevict(hold=share(0.2))", "zipcache()")
 
 def decide(data: Lane, *policies: str) -> None:
     source = source_of(data)
-    for policy in policies:
-        evolve(source, for_layer(parse(policy), source.layer))
+    evolve_all(source, [Course(for_layer(parse(policy), source.layer)) for policy in policies])
 
 
 def naive(data: Lane, capacities: tuple[int, ...], steps: int) -> None:

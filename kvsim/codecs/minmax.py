@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.codecs.coded import Coded, padded_bits
 from kvsim.errors import WrongUse
-from kvsim.kernels.quantize import extremes, roundtrip
+from kvsim.kernels.quantize import roundtrip
 
 Floats = NDArray[np.float64]
 SCALE_BYTES = 4  # zero and step, fp16 each
@@ -65,23 +65,27 @@ class minmax:
             return what(flat.reshape(-1, group, 1)).reshape(x.shape)
         return np.concatenate([what(flat[:, c : c + group]) for c in range(0, dim, group)], axis=1).reshape(x.shape)
 
+    @property
+    def _top(self) -> int:
+        """The highest code."""
+        return 2**self.bits - 1
+
     def _coded(self, x: Floats) -> Floats:
         """[a, g, b]: every [a, :, b] is one group."""
-        zero, step, top = self._scale(x)
         out = np.empty_like(x)
-        roundtrip(x, zero, step, float(top), out)
+        if not roundtrip(x, float(self._top), out):
+            self._scale(x.min(axis=1), x.max(axis=1))  # says which number does not fit
         return out
 
     def _reach(self, x: Floats) -> Floats:
-        zero, step, top = self._scale(x)
-        outside = np.maximum(zero - x.min(axis=1), x.max(axis=1) - (zero + step * top))
+        low, high = x.min(axis=1), x.max(axis=1)
+        zero, step = self._scale(low, high)
+        outside = np.maximum(zero - low, high - (zero + step * self._top))
         return np.broadcast_to(np.maximum(step / 2, outside)[:, None], x.shape)
 
-    def _scale(self, x: Floats) -> tuple[Floats, Floats, int]:
-        """zero and step [a, b] of each group, and the highest code."""
-        (low, high), top = np.empty((2, len(x), x.shape[2])), 2**self.bits - 1
-        extremes(x, low, high)
-        return fp16(low), fp16((high - low) / top), top
+    def _scale(self, low: Floats, high: Floats) -> tuple[Floats, Floats]:
+        """The ends [a, b] of each group -> zero and step."""
+        return fp16(low), fp16((high - low) / self._top)
 
 
 def fp16(x: Floats) -> Floats:

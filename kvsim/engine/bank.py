@@ -30,7 +30,7 @@ from kvsim.kernels.sparse import (
     VALUE_CODED,
     VALUE_KEPT,
 )  # fmt: skip
-from kvsim.policies.protocol import CODED, FULL, HOST, SSD, Codecs, Seen, State
+from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Codecs, Seen, State
 
 NO_GROUP = -1
 
@@ -113,7 +113,7 @@ class Bank:
         self.key_blur, self.value_blur = np.zeros(shape, bool), np.zeros(shape, bool)
         self.key_kept, self.value_kept = np.zeros(shape, bool), np.zeros(shape, bool)
         self.away = np.zeros(shape, np.uint8)
-        self.n = shape[1]
+        self.n, self.newest = shape[1], stop - 1  # columns in use; the newest position among them
         self.state, self.store_state = State(), State()
         steps = len(source.steps)
         self.record = Record(
@@ -148,6 +148,7 @@ class Bank:
 
     def append(self, t: int) -> None:
         """The token at position t joins, full; those that left a sliding window are no longer held."""
+        self.newest = t
         self.pos[:, self.n], self.valid[:, self.n] = t, True
         self.k[:, self.n] = self.v[:, self.n] = FULL
         self.away[:, self.n] = 0
@@ -159,8 +160,8 @@ class Bank:
             self.drop(self.pos[:, : self.n] < self.source.layer.first_visible(t))
 
     def drop(self, gone: NDArray[np.bool_]) -> None:
-        self.valid[:, : self.n] &= ~gone
-        self.pos[:, : self.n][~self.valid[:, : self.n]] = -1
+        at = np.nonzero(self.valid[:, : self.n] & gone)
+        self.valid[at], self.pos[at] = False, -1
 
     def seen(
         self,
@@ -181,12 +182,12 @@ class Bank:
         tiers = shown(self.k), shown(self.v)
         own, pos = None if a is None else shown(a), shown(self.pos)
         beside: dict[str, Any] = {name: shown(x) for name, x in sight.at(index, pos).items()} if sight else {}
-        limits = np.broadcast_to(limit, len(pos)).astype(np.int64)
+        limits = np.full(len(pos), limit, np.int64)
         return Seen(step, t, pos, shown(self.valid), *tiers, limits, own, **beside)
 
     def state_numbers(self) -> NDArray[np.int64]:
         """i64[Hkv]: numbers that a copy of what keep and store remember takes; what is once for the layer stands on kv head 0."""
-        live = self.valid[:, : self.n].sum(1)
+        live = np.array([np.count_nonzero(x) for x in self.valid[:, : self.n]])
         out = np.zeros_like(live)
         for state in (self.state, self.store_state):
             for x in state.slots.values():
@@ -209,6 +210,9 @@ class Bank:
     def apply(self, k: NDArray[np.uint8], v: NDArray[np.uint8], index: int, widths: tuple[Any, Any] = (None, None)) -> None:
         """Carry out a plan, u8[Hkv, n] of tiers for keys and values; gone is irrevocable. index: the step's place, -1 after prefill.
         widths u8[Hkv, n] of keys and values: which codec of several encodes a row, 1 the first (None: it)."""
+        if self.codecs is None:
+            self._evict(k, index)
+            return
         before, pos = self.flags(), self.pos[:, : self.n].copy()
         where = np.where(k == HOST, ON_HOST, np.where(k == SSD, ON_SSD, 0)).astype(np.uint8)
         for side, plan, width in (("k", k, widths[0]), ("v", v, widths[1])):
@@ -218,10 +222,22 @@ class Bank:
         after = self.flags()
         for h in np.flatnonzero((before != after).any(1)):
             changed = np.flatnonzero(before[h] != after[h])
-            if index < 0:
-                self.record.start[h, pos[h, changed]] = after[h, changed]
-            else:
-                self.record.changes[index].append((int(h), pos[h, changed], after[h, changed]))
+            self._changed(int(h), pos[h, changed], after[h, changed], index)
+
+    def _evict(self, tier: NDArray[np.uint8], index: int) -> None:
+        """Where nothing is ever coded, a row stays or goes."""
+        before, pos = self.valid[:, : self.n].copy(), self.pos[:, : self.n].copy()
+        self.drop(tier == GONE)
+        for h, gone in enumerate(before & ~self.valid[:, : self.n]):
+            if len(slots := np.flatnonzero(gone)):
+                self.k[h, slots] = self.v[h, slots] = GONE
+                self._changed(h, pos[h, slots], np.zeros(len(slots), np.uint8), index)
+
+    def _changed(self, h: int, pos: NDArray[np.int64], flags: NDArray[np.uint8], index: int) -> None:
+        if index < 0:
+            self.record.start[h, pos] = flags
+        else:
+            self.record.changes[index].append((h, pos, flags))
 
     def _move(self, where: NDArray[np.uint8], index: int) -> None:
         """Coded rows change places: out is to a slower one, in to a faster one."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from numpy.typing import NDArray
 from kvsim.engine import select
 from kvsim.engine.bank import Bank, Record
 from kvsim.engine.cuts import cuts_of
+from kvsim.engine.logits import Logits
 from kvsim.engine.pages import Pages
 from kvsim.engine.reads import Reader
 from kvsim.engine.recurrence import note
 from kvsim.engine.source import Prefix, Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
-from kvsim.kernels.dense import TILE, padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
 from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking, Seen, State, Store
@@ -25,31 +26,38 @@ from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking
 OBSERVED_ROWS = 64  # query rows whose logits over all live slots are held at once, in float64
 
 
-def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None, sets: bool = False) -> Record | None:
-    """The record of every token's fate, or None when all stay and stay exact. limits i64[Hkv]: what the kv heads may hold after
-    prefill, where their budget was shared over layers (engine.model_scope). sets: write down those of every cut, too.
+@dataclass(frozen=True)
+class Course:
+    """What a policy is to decide over the steps. limits i64[Hkv]: what the kv heads may hold after prefill, where their budget was shared
+    over layers (engine.model_scope); sets: write down the sets of every cut, too."""
 
-    A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
-    if not decides(chain):
-        return None
-    now = Evolution(source, chain, limits, sets)
-    bank, block = now.bank, max(1, OBSERVED_ROWS // source.layer.group)
-    watch = Watch(source, bank, chain.part("read")) if now.watching else None
-    for i0 in range(0, len(source.steps), block):
-        ts = source.t[i0 : i0 + block]
-        bank.compact(int(ts[-1] - now.last) + block - len(ts))
-        look = [now.looking(step) for step in source.steps[i0 : i0 + block].tolist()]
-        awake = watch if watch and (watch.readers or any(look)) else None  # pages are picked at every step, looked at or not
-        if awake:
-            awake.begin(i0, ts, range(now.last + 1, int(ts[-1]) + 1))
-        for i, t in enumerate(ts.tolist(), i0):
-            now.join(t)
-            a = awake.attention(i, t) if awake and (awake.readers or look[i - i0]) else None
-            before = bank.flags() if awake and bank.codecs else None
-            now.settle(i, a)
-            if awake and before is not None:
-                awake.blurred(before, i)
-    return bank.record
+    chain: Chain
+    limits: NDArray[np.int64] | None = None
+    sets: bool = False
+
+
+def evolve(source: Source, chain: Chain, limits: NDArray[np.int64] | None = None, sets: bool = False) -> Record | None:
+    """The record of every token's fate, or None when all stay and stay exact."""
+    return evolve_all(source, [Course(chain, limits, sets)])[0]
+
+
+def evolve_all(source: Source, courses: Sequence[Course]) -> list[Record | None]:
+    """The records of several policies, each as it would be alone. Those that see attention over the captured keys go step by step
+    together, and share their logits."""
+    records: list[Record | None] = []
+    together: list[Life] = []
+    for course in courses:
+        if not decides(course.chain):
+            records.append(None)
+            continue
+        life = Life(source, course)
+        records.append(life.bank.record)
+        if life.watch and course.chain.codecs is None:
+            together.append(life)
+        else:
+            _live(source, [life])
+    _live(source, together)
+    return records
 
 
 def decides(chain: Chain) -> bool:
@@ -57,37 +65,80 @@ def decides(chain: Chain) -> bool:
     return chain.part("keep").hold is not None or chain.codecs is not None
 
 
-class Evolution:
-    """The live slots of one (request, layer) under a chain, step by step: tokens join, the step attends, then keep and store settle what
-    becomes of the rows. Whoever drives it computes the attention. limits, sets: as `evolve` takes them."""
+def _live(source: Source, lives: list[Life]) -> None:
+    """All steps, block by block."""
+    block = block_of(source)
+    logits = Logits(source, OBSERVED_ROWS) if any(life.watch for life in lives) else None
+    for start in range(0, len(source.steps), block):
+        ts = source.t[start : start + block]
+        awake = [life.watch for life in lives if life.enter(start, ts) and life.watch]
+        if awake and logits:
+            share(logits, awake, start, ts)
+        for life in lives:
+            for i, t in enumerate(ts.tolist(), start):
+                life.step(i, t)
 
-    def __init__(self, source: Source, chain: Chain, limits: NDArray[np.int64] | None = None, sets: bool = False):
+
+def block_of(source: Source) -> int:
+    """Captured steps whose logits are held at once."""
+    return max(1, OBSERVED_ROWS // source.layer.group)
+
+
+class Life:
+    """One policy over the steps of one (request, layer).
+
+    A keep or store with ATTENTION in its needs sees, at the steps it looks at, the softmax over what the read part loaded."""
+
+    def __init__(self, source: Source, course: Course):
+        chain, keep = course.chain, course.chain.part("keep")
         store: Store | None = chain.part("store")
-        self.source, self.keep, self.store = source, chain.part("keep"), store if store and store.codecs else None
-        self.watching = [part for part in (self.keep, self.store) if part and ATTENTION in part.needs]
-        self.bank, self.sight = Bank(source, chain.codecs), Sight(source, self.keep.needs)
-        self.bank.record.sets = [] if sets else None
-        self.last = source.request.prompt - 1
-        seen, self.bank.state, ranking = begin(source, self.keep, self.bank)
+        self.source, self.keep, self.store = source, keep, store if store and store.codecs else None
+        self.watching = [part for part in (keep, self.store) if part and ATTENTION in part.needs]
+        self.bank, self.sight = Bank(source, chain.codecs), Sight(source, keep.needs)
+        self.bank.record.sets = [] if course.sets else None
+        seen, self.bank.state, ranking = begin(source, keep, self.bank)
         if self.store:
             self.bank.store_state = self.store.start(Prefix(source, self.store.needs, type(self.store).__name__), seen)
-        _place(self.bank, ranking, seen if limits is None else replace(seen, limit=limits), self.keep, self.store, -1)
+        seen = seen if course.limits is None else replace(seen, limit=course.limits)
+        _place(self.bank, ranking, seen, keep, self.store, -1)
+        self.watch = Watch(source, self.bank, chain.part("read")) if self.watching else None
+        self.awake = False
+        self.bank.compact(block_of(source))  # before the prompt of another policy is laid out beside it
 
-    def looking(self, step: int) -> list[Any]:
-        """The parts that look at the attention of a step."""
-        return [part for part in self.watching if part.looks(step)]
+    def enter(self, start: int, ts: NDArray[np.int64]) -> bool:
+        """Makes room for the tokens of a block of steps; whether attention is looked at in it. Pages are picked at every step, looked at
+        or not."""
+        self.bank.compact(int(ts[-1]) - self.bank.newest + block_of(self.source) - len(ts))
+        steps = self.source.steps[start : start + len(ts)].tolist()
+        self.awake = self.watch is not None and (
+            bool(self.watch.readers) or any(part.looks(step) for step in steps for part in self.watching)
+        )
+        return self.awake
+
+    def step(self, i: int, t: int) -> None:
+        """The i-th captured step, at position t."""
+        self.join(t)
+        watch = self.watch if self.awake else None
+        a = watch.attention(i, t) if watch and (watch.readers or self.looking(i)) else None
+        before = self.bank.flags() if watch and self.bank.codecs else None
+        self.settle(i, a)
+        if watch and before is not None:
+            watch.blurred(before, i)
+
+    def looking(self, i: int) -> list[Any]:
+        """The parts that look at the attention of the i-th step."""
+        return [part for part in self.watching if part.looks(int(self.source.steps[i]))]
 
     def join(self, t: int) -> None:
-        """The tokens up to position t join; needs room in the bank (Bank.compact)."""
-        for new in range(self.last + 1, t + 1):
+        """The tokens up to position t are appended; they need room (Bank.compact)."""
+        for new in range(self.bank.newest + 1, t + 1):
             self.bank.append(new)
-        self.last = t
 
     def settle(self, i: int, a: NDArray[np.float64] | None) -> None:
-        """After the attention of the i-th captured step. a f64[Hkv, G, slots]: over what was read; shown to those that look at this step."""
-        step, keep, bank = int(self.source.steps[i]), self.keep, self.bank
-        looking = self.looking(step)
-        seen = bank.seen(step, self.last, hold_limit(self.source, keep, self.last), a if keep in looking else None, self.sight, i)
+        """What becomes of the rows after the attention of the i-th step, a f64[Hkv, G, slots] over what was read."""
+        source, keep, bank, step, looking = self.source, self.keep, self.bank, int(self.source.steps[i]), self.looking(i)
+        t = bank.newest
+        seen = bank.seen(step, t, hold_limit(source, keep, t), a if keep in looking else None, self.sight, i)
         _place(bank, keep.step(bank.state, seen), seen, keep, self.store, i, a if self.store in looking else None)
 
 
@@ -154,40 +205,41 @@ def row_cost(bank: Bank) -> dict[int, float]:
     return cost
 
 
+def share(logits: Logits, watches: Sequence[Watch], start: int, ts: NDArray[np.int64]) -> None:
+    """Logits of a block's queries over the slots that live now, in any bank, or join in it."""
+    wanted = np.zeros(logits.column.shape, bool)
+    for watch in watches:
+        bank = watch.bank
+        for h in range(len(wanted)):
+            wanted[h, bank.pos[h, : bank.n][bank.valid[h, : bank.n]]] = True
+            wanted[h, bank.newest + 1 : int(ts[-1]) + 1] = True
+    logits.gather(start, len(ts), wanted)
+    for watch in watches:
+        watch.begin(logits, ts)
+    for h in range(len(wanted)):
+        logits.multiply(h)
+
+
 class Watch:
-    """A policy's own attention over its live slots, in float64: near ties of accumulated scores cannot be decided again later."""
+    """A policy's own attention over its live slots."""
 
     def __init__(self, source: Source, bank: Bank, read: Any):
         self.source, self.bank = source, bank
         heads = range(source.layer.kv_heads)
         ranks = read.page is not None and read.read is not None
         self.readers = [Reader(read, source, h, 1, bank.record) for h in heads] if ranks else None
-        self.start = 0
 
-    def begin(self, start: int, ts: NDArray[np.int64], born: range) -> None:
-        """Logits of the block's queries over the slots that live now or join in it. f64[Hkv, R, n]."""
-        lay, bank, n = self.source.layer, self.bank, self.bank.n
-        self.start, width = start, bank.pos.shape[1]
+    def begin(self, logits: Logits, ts: NDArray[np.int64]) -> None:
+        """Finds the slots that live now or join in the block among the columns; keys that are coded are seen decoded."""
+        bank, n = self.bank, self.bank.n
+        born = np.arange(bank.newest + 1, int(ts[-1]) + 1)
         pos = bank.pos.copy()
         pos[:, n : n + len(born)] = born
-        rows = padded(max(OBSERVED_ROWS, lay.group), OBSERVED_ROWS)
-        self.keys = np.zeros((lay.kv_heads, width, lay.key_dim))
-        self.q = np.zeros((lay.kv_heads, rows, lay.key_dim))
-        self.dots = np.empty((lay.kv_heads, rows, width))
-        blur = bank.key_blur
-        for h in range(lay.kv_heads):
-            real = np.flatnonzero(pos[h, : n + len(born)] >= 0)
-            self.keys[h, real] = self.source.rows("k", h, pos[h, real])
-            if blur[h].any():
-                self.keys[h, blur[h]] = bank.record.decoded["k"][h, pos[h, blur[h]]]
-            q = self.source.queries(h, slice(start, start + len(ts)))
-            self.q[h, : q.shape[0] * q.shape[1]] = q.reshape(-1, lay.key_dim)
-            for x in range(0, width, TILE):
-                self._tile(h, x)
-
-    def _tile(self, h: int, x: int) -> None:
-        for r in range(0, self.q.shape[1], OBSERVED_ROWS):
-            self.dots[h, r : r + OBSERVED_ROWS, x : x + TILE] = self.q[h, r : r + OBSERVED_ROWS] @ self.keys[h, x : x + TILE].T
+        self.logits, self.at = logits, np.take_along_axis(logits.column, np.maximum(pos, 0), 1)
+        self.read = np.ones((len(pos), 1, pos.shape[1]), bool)
+        for h, blur in enumerate(bank.key_blur & bank.valid):
+            if blur.any():
+                logits.keys[h, self.at[h, blur]] = bank.record.decoded["k"][h, pos[h, blur]]
 
     def blurred(self, before: NDArray[np.uint8], index: int) -> None:
         """Keys that were just coded, after the step at place `index`, are seen decoded from the next step on."""
@@ -201,28 +253,25 @@ class Watch:
             for s in new:
                 name = self.bank.record.decoded["k"][h] if now[h, s] & KEY_BLUR else None
                 pos = self.bank.pos[h, s]
-                self.keys[h, s] = name[pos] if name is not None else self.source.rows("k", h, pos[None])[0]
-            for start in sorted({int(s) // TILE * TILE for s in new}):
-                self._tile(h, start)
+                self.logits.keys[h, self.at[h, s]] = name[pos] if name is not None else self.source.rows("k", h, pos[None])[0]
+            self.logits.multiply(h, self.at[h, new])
 
     def attention(self, i: int, t: int) -> NDArray[np.float64]:
         """f64[Hkv, G, width] of the i-th captured step, 0 where not read."""
-        lay, bank, row = self.source.layer, self.bank, (i - self.start) * self.source.layer.group
-        width = bank.pos.shape[1]
-        read = np.ones((lay.kv_heads, 1, width), bool)
+        lay, bank, row = self.source.layer, self.bank, (i - self.logits.start) * self.source.layer.group
+        width, read = bank.pos.shape[1], self.read
         if self.readers:
             read = np.zeros((lay.kv_heads, lay.group, width), bool)
             picked = [self._pick(h, i, t, row, read[h]) for h in range(lay.kv_heads)]
             bank.record.reads.append(picked)
         a = np.empty((lay.kv_heads, lay.group, width))
-        own_softmax(self.dots, row, bank.valid, read, self.source.unit, self.source.cap, self.source.sinks, a)
+        own_softmax(self.logits.dots, self.at, row, bank.valid, read, self.source.unit, self.source.cap, self.source.sinks, a)
         return a
 
     def _pick(self, h: int, i: int, t: int, row: int, read: NDArray[np.bool_]) -> Any:
         assert self.readers is not None
         bank, live = self.bank, np.flatnonzero(self.bank.valid[h, : self.bank.n])
-        dots = self.dots[h, row : row + self.source.layer.group][:, live]
-
+        dots = self.logits.dots[h, row : row + self.source.layer.group][:, self.at[h, live]]
         q = self.source.queries(h, slice(i, i + 1)).astype(np.float64)
         flags = np.where(bank.key_blur[h, live], ALIVE | KEY_BLUR, ALIVE).astype(np.uint8)[None]
         if bank.key_blur[h, live].any() and getattr(self.readers[h].read.index, "keys", "exact") == "exact":

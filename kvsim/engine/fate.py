@@ -44,18 +44,21 @@ def tiers_and_events(
         pos, flags = _latest([(pos, flags) for h, pos, flags in record.changes[i] if h == head])
         moved = _moved(record, head, i, where)
         if len(pos) or len(moved):
-            named = np.union1d(pos, moved)
-            then = now[named]
-            then[np.searchsorted(named, pos)] = flags
+            named, then = pos, flags
+            if len(moved):
+                named = np.union1d(pos, moved)
+                then = now[named]
+                then[np.searchsorted(named, pos)] = flags
             level = _level(record, codecs, head, named, then)
             tiers.append({"step": step, "runs": runs(named, _tier(codecs, then, where[named]), level)})
         seen = source.layer.first_visible(t)
-        full -= int(_exact(now[first:seen]).sum())  # those that left a sliding window; now: exact tokens that existed before
+        if seen > first:  # some left a sliding window; now: exact tokens that existed before
+            full -= int(_exact(now[first:seen]).sum())
         old = (pos >= seen) & (pos <= last)
         aged = 0 if windows else t - last
         counts = _event(step, now[pos], flags, full, aged, old) | {"requantised": int(record.requantised[i, head])}
         events.append(counts | windows.get(i, {}))
-        full += t - last + int(_exact(flags).sum()) - int(_exact(now[pos]).sum())
+        full += t - last + np.count_nonzero(_exact(flags)) - np.count_nonzero(_exact(now[pos]))
         now[pos], first, last = flags, seen, t
     return tiers, events
 
@@ -65,11 +68,11 @@ def runs(pos: NDArray[np.int64], tier: NDArray[np.int64], level: NDArray[np.uint
     if not len(pos):
         return []
     level = np.zeros(len(pos), np.uint8) if level is None else level
-    edge = (np.diff(pos, prepend=pos[0]) > 1) | (np.diff(tier, prepend=tier[0]) != 0) | (np.diff(level, prepend=level[0]) != 0)
-    start = np.append(0, np.flatnonzero(edge))
+    edge = (pos[1:] > pos[:-1] + 1) | (tier[1:] != tier[:-1]) | (level[1:] != level[:-1])
+    start = [0, *(np.flatnonzero(edge) + 1).tolist()]
     return [
         {"start": int(pos[a]), "stop": int(pos[b - 1]) + 1, "tier": int(tier[a]), "level": int(level[a]) or None}
-        for a, b in zip(start, np.append(start[1:], len(pos)), strict=True)
+        for a, b in zip(start, [*start[1:], len(pos)], strict=True)
     ]
 
 
@@ -99,14 +102,18 @@ def _exact(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
 def _moved(record: Record, head: int, index: int, where: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Carries the moves between places after a step into `where`; their positions, ascending."""
     mine = [(pos, to) for h, pos, to in record.away.get(index, ()) if h == head]
+    if not mine:
+        return np.zeros(0, np.int64)
     for pos, to in mine:
         where[pos] = to
-    return np.concatenate([np.zeros(0, np.int64), *(pos for pos, _ in mine)])
+    return np.concatenate([pos for pos, _ in mine])
 
 
 def _tier(codecs: Codecs | None, flags: NDArray[np.uint8], where: NDArray[np.uint8]) -> NDArray[np.int64]:
     """0 not on the device, 1 coded, 2 full, by keys; +4 codes kept beside, +8 on the host, +16 on SSD."""
     alive, coded = (flags & ALIVE) > 0, (flags & KEY_CODED) > 0
+    if codecs is None:  # nothing is coded, so nothing lies elsewhere
+        return np.where(alive, 2, 0)
     tier = np.where(alive & (where == 0), np.where(coded, 1, 2), 0)
     kept = (flags & KEY_KEPT) > 0
     copied = (coded | kept) & (codecs is not None and codecs.shadow)
@@ -120,15 +127,15 @@ def _event(
 ) -> dict[str, Any]:
     """Counts of one step from the flags of the tokens that changed. churn: 1 - |A & B| / |A or B| of the exact tokens before (`full` of
     them) and after, of those that existed before and can still be seen (`old`)."""
-    left, joined = _exact(before) & ~_exact(after), ~_exact(before) & _exact(after)
-    alive, stays = (before & ALIVE) > 0, (after & ALIVE) > 0
-    churned = int((left & old).sum()) + int(joined.sum())
+    was, now = _exact(before), _exact(after)
+    left, stays = was & ~now, (after & ALIVE) > 0
+    joined = int(np.count_nonzero(now & ~was))
     return {
         "step": step,
-        "promoted": int(joined.sum()),
-        "demoted": int((_exact(before) & stays & ~_exact(after)).sum()),
-        "evicted": int((alive & ~stays).sum()),
+        "promoted": joined,
+        "demoted": np.count_nonzero(left & stays),
+        "evicted": np.count_nonzero(((before & ALIVE) > 0) & ~stays),
         "aged_in": born,
         "requantised": 0,
-        "churn": churned / max(1, full + int(joined.sum())),
+        "churn": (np.count_nonzero(left & old) + joined) / max(1, full + joined),
     }

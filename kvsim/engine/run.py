@@ -17,7 +17,7 @@ from kvsim.engine.by_tier import by_tier
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
 from kvsim.engine.evidence import evidence
-from kvsim.engine.evolve import evolve
+from kvsim.engine.evolve import Course, evolve_all
 from kvsim.engine.explain import depths_of, regret
 from kvsim.engine.fate import tiers_and_events
 from kvsim.engine.lags import died, lags
@@ -67,7 +67,12 @@ def run_layer(
     explain: how deep rankings would have to be read, too.
 
     A row's bytes depend on its policy and step alone: not on the other jobs, the steps chosen, or how the work is cut into blocks."""
-    work = [_Work(source, job, plans, steps, allocator, explain) for job in jobs]
+    courses = [_course(source, job, explain) for job in jobs]
+    records = evolve_all(source, courses)
+    work = [
+        _Work(source, job, course.chain, record, plans=plans, steps=steps, allocator=allocator, explain=explain)
+        for job, course, record in zip(jobs, courses, records, strict=True)
+    ]
     wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
     back = max(SOON) if explain else 1  # steps before each: what was read then is what reads are compared with
     needed = np.array([wanted[i : i + back + 1].any() for i in range(len(wanted))], bool)
@@ -91,18 +96,33 @@ def run_layer(
     return [w.tables for w in work]
 
 
+def _course(source: Source, job: Job, explain: bool) -> Course:
+    chain = allocate.for_layer(job.chain, source.layer)
+    keep = chain.part("keep")
+    return Course(chain, model_scope.limits_of(source, keep, job.limits), explain or keep.codecs is not None)
+
+
 class _Work:
     """One job over one (request, layer), kv head by kv head."""
 
-    def __init__(self, source: Source, job: Job, plans: bool, steps: Sequence[int] | None, allocator: str, explain: bool):
-        self.source, self.job, self.plans, self.allocator, self.explain = source, job, plans, allocator, explain
-        self.chain = allocate.for_layer(job.chain, source.layer)
+    def __init__(
+        self,
+        source: Source,
+        job: Job,
+        chain: Chain,
+        record: Record | None,
+        *,
+        plans: bool,
+        steps: Sequence[int] | None,
+        allocator: str,
+        explain: bool,
+    ):
+        self.source, self.job, self.chain, self.record = source, job, chain, record
+        self.plans, self.allocator, self.explain = plans, allocator, explain
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
         self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.store = self.chain.part("store")
-        limits = model_scope.limits_of(source, self.keep, job.limits)
-        self.record: Record | None = evolve(source, self.chain, limits, sets=explain or self.keep.codecs is not None)
         cuts = self.record is not None and self.record.sets
         self.recurrence = Recurrence(source, self.record, explain) if self.record is not None and cuts else None
         beside = explain and self.record is not None

@@ -43,7 +43,7 @@ def cut(
     if ranking.unit is None and _plain(ranking.stages):
         keep = np.empty(score.shape, bool)
         survivors(score, protect, valid[: len(score)], limit, keep)
-        out = np.where(keep, FULL, GONE).astype(np.uint8)
+        out = keep.view(np.uint8) * np.uint8(FULL)
     else:
         out = np.stack(
             [_staged(ranking, h, score[h], protect[h], valid[h], limit[h], cost, beyond or {}) for h in range(len(score))]
@@ -64,7 +64,7 @@ def _check(ranking: Ranking, valid: Mask, cost: dict[int, float]) -> None:
     for x in (ranking.protect, ranking.unit, *(x for stage in ranking.stages for x in (stage.score, stage.among))):
         if x is not None and np.shape(x) != shape:
             raise WrongUse(f"the arrays of a ranking differ in shape: {np.shape(x)} beside a score of {shape}")
-    if np.isnan(np.asarray(ranking.score)[valid[: shape[0]]]).any():
+    if (np.isnan(ranking.score) & valid[: shape[0]]).any():
         raise WrongUse("a ranking holds NaN: every live slot needs a score")
     if any(stage.tier not in cost for stage in ranking.stages):
         raise WrongUse("a stage of a ranking codes rows, but the policy declares no codecs")

@@ -17,6 +17,15 @@ def _half(typing, x):
     return types.float32(types.uint16), code
 
 
+@intrinsic
+def _brain(typing, x):
+    def code(context, builder, sig, args):
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
+
+    return types.float32(types.uint16), code
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _halves(bits, out):
     for t in range(bits.shape[0]):
@@ -34,3 +43,29 @@ def to_float32(x: np.ndarray, rows: int | None = None) -> np.ndarray:
     else:
         out[: len(x)] = x
     return out
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rows_of_halves(bits, at, out):
+    for i in range(len(at)):
+        row, to = bits[at[i]], out[i]
+        for j in range(len(row)):
+            to[j] = _half(row[j])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _rows_of_brains(bits, at, out):
+    for i in range(len(at)):
+        row, to = bits[at[i]], out[i]
+        for j in range(len(row)):
+            to[j] = _brain(row[j])
+
+
+def rows64(x: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
+    """Rows `at` i64[n] of raw numbers [T, d] (as in to_float32) -> out f64[n, d]. Exact."""
+    if x.dtype == np.float16:
+        _rows_of_halves(x.view(np.uint16), at, out)
+    elif x.dtype == np.uint16:
+        _rows_of_brains(x, at, out)
+    else:
+        out[:] = x[at]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kvsim.kernels.exp import exp2_32, exp2_64
+from kvsim.kernels.exp import exp2_32, exp2_64, larger64
 
 ALIVE, KEY_CODED, VALUE_CODED, KEY_BLUR, VALUE_BLUR, KEY_KEPT, VALUE_KEPT = 1, 2, 4, 8, 16, 32, 64
 MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS, ENTROPY, SUMS = range(8)
@@ -21,18 +21,19 @@ _LOW = np.float32(-1e30)
 
 
 @njit(inline="always", nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def _weigh(e, rows, n, out):
-    """out[j] = sum over the first n rows of e[k] * rows[k, j], four rows at a time so that `out` is touched less often."""
+def _weigh(e, rows, at, n, out):
+    """out[j] = sum over k < n of e[k] * rows[at[k], j], four rows at a time so that `out` is touched less often."""
     for j in range(out.shape[0]):
         out[j] = np.float32(0)
     for k in range(0, n - 3, 4):
         a, b, c, d = e[k], e[k + 1], e[k + 2], e[k + 3]
+        one, two, three, four = rows[at[k]], rows[at[k + 1]], rows[at[k + 2]], rows[at[k + 3]]
         for j in range(out.shape[0]):
-            out[j] += a * rows[k, j] + b * rows[k + 1, j] + c * rows[k + 2, j] + d * rows[k + 3, j]
+            out[j] += a * one[j] + b * two[j] + c * three[j] + d * four[j]
     for k in range(n - n % 4, n):
-        a = e[k]
+        a, one = e[k], rows[at[k]]
         for j in range(out.shape[0]):
-            out[j] += a * rows[k, j]
+            out[j] += a * one[j]
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
@@ -68,132 +69,117 @@ def attend(
     -> out f64[R, dv] own output; exact: output of the same set with exact keys and values; mixed: with own keys and exact values
        (exact, mixed are filled only when they have R rows)."""
     nb, group, pages = chosen.shape
-    width, dim, split = 1, values.shape[1], exact.shape[0] > 0
+    rows, dim, split, width = nb * group, values.shape[1], exact.shape[0] > 0, 1
     for p in range(pages):
         width = max(width, start[p + 1] - start[p])
     own_e, true_e = np.empty((group, width), np.float32), np.empty((group, width), np.float32)
-    live, above = np.empty(width, np.int64), np.empty(width, np.float32)
+    live, at, above = np.empty(width, np.int64), np.empty(width, np.int64), np.empty(width, np.float32)
     is_far, is_evidence, is_coded = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
-    near, true_near = np.empty((width, dim), np.float32), np.empty((width, dim), np.float32)
-    part = np.empty(dim, np.float32)
-    total = np.empty((3, group, dim), np.float64)
-    own_top, true_top = np.empty(group, np.float32), np.empty(group, np.float32)
-    own_z, true_z, lean = np.empty(group, np.float64), np.empty(group, np.float64), np.empty(group, np.float64)
-    wanted = np.empty(pages, np.bool_)
-    kinds = 3 if split else 1
-    for i in range(nb):
-        for g in range(group):
-            own_top[g] = true_top[g] = _LOW
-            own_z[g] = true_z[g] = lean[g] = 0.0
-            for j in range(dim):
-                for kind in range(kinds):
-                    total[kind, g, j] = 0.0
-        for p in range(pages):
-            wanted[p] = False
-            for g in range(group):
-                wanted[p] |= chosen[i, g, p]
-            if wanted[p]:
-                for s in range(start[p], start[p + 1]):
-                    if flags[i, s] & ALIVE:
-                        for g in range(group):
-                            if chosen[i, g, p]:
-                                true_top[g] = max(true_top[g], dots[s, i * group + g])
-                                x = blurred[s, i * group + g] if flags[i, s] & KEY_BLUR else dots[s, i * group + g]
-                                own_top[g] = max(own_top[g], x)
-        for g in range(group):
-            own_top[g] = max(_bend(own_top[g], unit, cap), np.float32(sink[i * group + g]))
-            true_top[g] = max(_bend(true_top[g], unit, cap), np.float32(sink[i * group + g]))
-        for p in range(pages):
-            if not wanted[p]:
+    near, place, part = np.empty((width, dim), np.float32), np.arange(width), np.empty(dim, np.float32)
+    total = np.zeros((3 if split else 1, rows, dim))
+    own_top, true_top = np.full(rows, _LOW), np.full(rows, _LOW)
+    own_z, true_z, lean = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+    for p in range(pages):  # the columns of a page stay in the cache for all steps
+        for i in range(nb):
+            if not chosen[i, :, p].any():
                 continue
-            n, some_evidence, some_coded, some_blur = 0, False, False, False
+            for s in range(start[p], start[p + 1]):
+                if flags[i, s] & ALIVE:
+                    for g in range(group):
+                        if chosen[i, g, p]:
+                            r = i * group + g
+                            x = dots[s, r]
+                            true_top[r] = max(true_top[r], x)
+                            own_top[r] = max(own_top[r], blurred[s, r] if flags[i, s] & KEY_BLUR else x)
+    for r in range(rows):
+        own_top[r] = max(_bend(own_top[r], unit, cap), np.float32(sink[r]))
+        true_top[r] = max(_bend(true_top[r], unit, cap), np.float32(sink[r]))
+    for p in range(pages):
+        for i in range(nb):
+            if not chosen[i, :, p].any():
+                continue
+            n, seen = 0, 0
+            some_evidence = False
             for s in range(start[p], start[p + 1]):
                 f = flags[i, s]
                 if f & ALIVE:
-                    live[n] = s
+                    live[n], at[n] = s, pos[s]
                     is_far[n] = np.float32(far[i, 0] <= pos[s] < far[i, 1])
                     is_evidence[n] = np.float32(marks[s])
                     is_coded[n] = np.float32((f & KEY_CODED) > 0)
                     some_evidence |= marks[s] > 0
-                    some_coded |= (f & KEY_CODED) > 0
-                    some_blur |= (f & KEY_BLUR) > 0
+                    seen |= f
                     n += 1
+            if seen & VALUE_BLUR:
+                for k in range(n):
+                    row = blurred_values[at[k]] if flags[i, live[k]] & VALUE_BLUR else values[at[k]]
+                    for j in range(dim):
+                        near[k, j] = row[j]
             for g in range(group):
                 if not chosen[i, g, p]:
                     continue
                 r = i * group + g
                 own, true = own_e[g], true_e[g]
                 for k in range(n):
-                    own[k] = _below(dots[live[k], r], unit, cap, own_top[g])
+                    own[k] = _below(dots[live[k], r], unit, cap, own_top[r])
                 if split:
                     for k in range(n):
-                        true[k] = own[k] + (own_top[g] - true_top[g])
-                if some_blur:
+                        true[k] = own[k] + (own_top[r] - true_top[r])
+                if seen & KEY_BLUR:
                     for k in range(n):
                         if flags[i, live[k]] & KEY_BLUR:
-                            own[k] = _below(blurred[live[k], r], unit, cap, own_top[g])
+                            own[k] = _below(blurred[live[k], r], unit, cap, own_top[r])
                 for k in range(n):
                     above[k] = own[k]
                     own[k] = exp2_32(own[k])
-                lean[g] += _marked(own, above, n)
+                lean[r] += _marked(own, above, n)
                 if split:
                     for k in range(n):
                         true[k] = exp2_32(true[k])
                 else:
                     true = own
                 here = _total(true, n)
-                own_z[g] += _total(own, n)
-                true_z[g] += here
+                own_z[r] += _total(own, n)
+                true_z[r] += here
                 sums[r, MASS] += here
                 sums[r, FAR] += _marked(true, is_far, n)
                 if some_evidence:
                     sums[r, EVIDENCE] += _marked(true, is_evidence, n)
                     sums[r, OWN_EVIDENCE] += _marked(own, is_evidence, n)
-                if some_coded:
+                if seen & KEY_CODED:
                     sums[r, CODED_MASS] += _marked(true, is_coded, n)
                 sums[r, TOKENS] += n
-            for k in range(n):
-                s = live[k]
+                if seen & VALUE_BLUR:
+                    _weigh(own, near, place, n, part)
+                else:
+                    _weigh(own, values, at, n, part)
                 for j in range(dim):
-                    near[k, j] = values[pos[s], j]
+                    total[0, r, j] += np.float64(part[j])
                 if split:
+                    _weigh(true, values, at, n, part)
                     for j in range(dim):
-                        true_near[k, j] = near[k, j]
-                    if flags[i, s] & VALUE_BLUR:
-                        for j in range(dim):
-                            near[k, j] = blurred_values[pos[s], j]
-            for g in range(group):
-                if not chosen[i, g, p]:
-                    continue
-                _weigh(own_e[g], near, n, part)
-                for j in range(dim):
-                    total[0, g, j] += np.float64(part[j])
-                if split:
-                    _weigh(true_e[g], true_near, n, part)
+                        total[1, r, j] += np.float64(part[j])
+                    _weigh(own, values, at, n, part)
                     for j in range(dim):
-                        total[1, g, j] += np.float64(part[j])
-                    _weigh(own_e[g], true_near, n, part)
-                    for j in range(dim):
-                        total[2, g, j] += np.float64(part[j])
-        for g in range(group):
-            r = i * group + g
-            scale = exp2_64(np.float64(true_top[g] if split else own_top[g]) - lse[r])
-            sums[r, MASS] *= scale
-            sums[r, FAR] *= scale
-            sums[r, EVIDENCE] *= scale
-            sums[r, CODED_MASS] *= scale
-            sums[r, ENTROPY] = max(0.0, np.log2(own_z[g]) - lean[g] / own_z[g]) if own_z[g] > 0.0 else np.nan
-            own_z[g] += exp2_64(sink[r] - np.float64(own_top[g]))
-            true_z[g] += exp2_64(sink[r] - np.float64(true_top[g]))
-            if own_z[g] == 0.0:  # nothing was read: an output of zero
-                own_z[g] = true_z[g] = 1.0
-            sums[r, OWN_EVIDENCE] /= own_z[g]
+                        total[2, r, j] += np.float64(part[j])
+    for r in range(rows):
+        scale = exp2_64(np.float64(true_top[r] if split else own_top[r]) - lse[r])
+        sums[r, MASS] *= scale
+        sums[r, FAR] *= scale
+        sums[r, EVIDENCE] *= scale
+        sums[r, CODED_MASS] *= scale
+        sums[r, ENTROPY] = max(0.0, np.log2(own_z[r]) - lean[r] / own_z[r]) if own_z[r] > 0.0 else np.nan
+        own_z[r] += exp2_64(sink[r] - np.float64(own_top[r]))
+        true_z[r] += exp2_64(sink[r] - np.float64(true_top[r]))
+        if own_z[r] == 0.0:  # nothing was read: an output of zero
+            own_z[r] = true_z[r] = 1.0
+        sums[r, OWN_EVIDENCE] /= own_z[r]
+        for j in range(dim):
+            out[r, j] = total[0, r, j] / own_z[r]
+        if split:
             for j in range(dim):
-                out[r, j] = total[0, g, j] / own_z[g]
-            if split:
-                for j in range(dim):
-                    exact[r, j] = total[1, g, j] / true_z[g]
-                    mixed[r, j] = total[2, g, j] / own_z[g]
+                exact[r, j] = total[1, r, j] / true_z[r]
+                mixed[r, j] = total[2, r, j] / own_z[r]
 
 
 @njit(inline="always", nogil=True, cache=True, error_model="numpy")
@@ -210,22 +196,32 @@ def _below(x, unit, cap, top):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
-def own_softmax(dots, row, live, read, unit, cap, sink, a):
+def own_softmax(dots, at, row, live, read, unit, cap, sink, a):
     """One step's attention of every kv head over the slots it read, in float64.
 
-    dots f64[Hkv, R, n]; row: the step's first row; live bool[Hkv, n]; read bool[Hkv, G, n] (or [Hkv, 1, n]: all heads of the group);
-    sink f64[Hkv, G] in powers of 2; n a multiple of 8, so that the sums do not depend on where the live slots end.
+    dots f64[Hkv, R, m]; row: the step's first row; at i64[Hkv, n]: the column of `dots` of every slot; live bool[Hkv, n];
+    read bool[Hkv, G, n] (or [Hkv, 1, n]: all heads of the group); sink f64[Hkv, G] in powers of 2; n a multiple of 8, so that the sums
+    do not depend on where the live slots end.
     -> a f64[Hkv, G, n], 0 where not read."""
     heads, group, n = a.shape
+    hide = np.empty(n)
     for h in range(heads):
+        column = at[h]
         for g in range(group):
-            x, w, mine = dots[h, row + g], a[h, g], read[h, min(g, read.shape[1] - 1)]
+            x, w = dots[h, row + g], a[h, g]
+            if g < read.shape[1]:
+                alive, mine = live[h], read[h, g]
+                for s in range(n):
+                    hide[s] = 0.0 if alive[s] & mine[s] else -1e300
+            if cap == 0.0:
+                for s in range(n):
+                    w[s] = x[column[s]] * unit + hide[s]
+            else:
+                for s in range(n):
+                    w[s] = cap * np.tanh(x[column[s]] * unit / cap) + hide[s]
             top = max(sink[h, g], -1e290)  # above what is not read, so that reading nothing weighs nothing
             for s in range(n):
-                keep = live[h, s] and mine[s]
-                w[s] = (x[s] * unit if cap == 0 else cap * np.tanh(x[s] * unit / cap)) if keep else -1e300
-            for s in range(n):
-                top = max(top, w[s])
+                top = larger64(top, w[s])
             z = 0.0
             for s in range(n):
                 e = exp2_64(w[s] - top)
@@ -299,7 +295,7 @@ def bucket_values(dots, values, first, last, start, bucket, unit, cap, lse, sums
     width = 1
     for p in range(pages):
         width = max(width, start[p + 1] - start[p])
-    e, part = np.empty(width, np.float32), np.empty(values.shape[1], np.float32)
+    e, part, at = np.empty(width, np.float32), np.empty(values.shape[1], np.float32), np.arange(width)
     for near in range(0, pages, NEAR_PAGES):  # the columns of a few pages stay in the cache for all steps
         for i in range(nb):
             for p in range(near, min(near + NEAR_PAGES, pages)):
@@ -322,7 +318,7 @@ def bucket_values(dots, values, first, last, start, bucket, unit, cap, lse, sums
                     for k in range(n):
                         total += np.float64(e[k])
                     weight[r, b] += total
-                    _weigh(e, rows, n, part)
+                    _weigh(e, rows, at, n, part)
                     into = sums[r, b]
                     for j in range(part.shape[0]):
                         into[j] += np.float64(part[j])

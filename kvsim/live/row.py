@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.evolve import Evolution, OwnTruth, decides
+from kvsim.engine.evolve import Course, Life, OwnTruth, decides
 from kvsim.engine.reads import Picked, Reader
 from kvsim.geometry import Layer
 from kvsim.kernels.dense import padded
@@ -39,7 +39,7 @@ class Deciding:
         self.source, self.heads = source, asked.heads
         chain = allocate.for_layer(asked.chain, source.layer)
         limits = None if asked.limits is None else np.array(asked.limits, np.int64)
-        self.now = Evolution(source, chain, limits) if decides(chain) else None
+        self.now = Life(source, Course(chain, limits)) if decides(chain) else None
         read, record = chain.part("read"), self.now.bank.record if self.now else None
         ranks = read.page is not None and read.read is not None
         self.readers = [Reader(read, source, h, 1, record) for h in range(source.layer.kv_heads)] if ranks else None
@@ -106,7 +106,7 @@ class Deciding:
         if self.now is None:
             return
         bank, own = self.now.bank, None
-        if self.now.looking(int(self.source.steps[i])):
+        if self.now.looking(i):
             pos = bank.pos[:, None]
             own = np.where(pos >= 0, np.take_along_axis(a, np.maximum(pos, 0), 2), 0.0)
         self.now.settle(i, own)
@@ -127,6 +127,7 @@ class RowLayer:
         self.source, self.inject = source, inject
         self.parts = [Deciding(source, x, keep_picks) for x in asked]
         self._exact, self._dots, self._a = scratch
+        self._columns = np.tile(np.arange(scratch.shape[-1]), (source.layer.kv_heads, 1))  # every position is a slot
 
     def step(self, i: int) -> Step:
         """The attention of the i-th token, which was just appended, and then what becomes of the rows."""
@@ -139,7 +140,7 @@ class RowLayer:
         live[:, :n] = held
         mask = np.zeros((*exact.shape[:2], exact.shape[2]), bool)
         mask[..., :n] = read
-        own_softmax(dots, 0, live, mask, src.unit, src.cap, src.sinks, self._a)
+        own_softmax(dots, self._columns, 0, live, mask, src.unit, src.cap, src.sinks, self._a)
         a = self._a[..., :n]
         out = self._output(a, values)
         for part in self.parts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from kvsim.policies.protocol import Floats, Mask
+from kvsim.policies.protocol import Floats, Ints, Mask
+from kvsim.units import whole
 
 KERNEL = 5  # neighbours that SnapKV and DefensiveKV smooth over
 LEAST_SCORE = 1e-4  # what CriticalKV adds, so that a token nobody looked at still counts by its values
@@ -44,6 +45,14 @@ def floored(worst: Floats, among: Mask) -> Floats:
 def critical(score: Floats, norm: Floats) -> Floats:
     """Attention [H, n] weighed by what a token's value can move: (score + 1e-4) · |W_O v| (CriticalKV, card B6)."""
     return (score + LEAST_SCORE) * norm
+
+
+def best(score: Floats, part: float, limit: Ints) -> Mask:
+    """[H, n]: of each kv head the rows of highest score, a part of its limit in whole rows; ties to the lower position."""
+    out: Mask = np.zeros(score.shape, bool)
+    for h, rows in enumerate(limit.tolist()):
+        out[h, np.argsort(-score[h], kind="stable")[: whole(part * rows)]] = True
+    return out
 
 
 def _total(rows: Floats, valid: Mask) -> Floats:

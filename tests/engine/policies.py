@@ -26,6 +26,7 @@ BLIND = [
     "streaming_llm(sinks=2, hold=tokens(17))",
     "snapkv(hold=tokens(20), window=5)",
     "adakv(hold=tokens(20), window=5)",
+    'adakv(hold=tokens(20), window=5, alpha=0.5, ada_mode="safeguard")',
     "pyramidkv(hold=tokens(20), window=5)",
     "criticalkv(hold=tokens(20), window=5)",
     'criticalkv(hold=tokens(20), window=5, base="adakv", compat=True)',

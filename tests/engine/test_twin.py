@@ -53,7 +53,9 @@ KEEPS = st.one_of(
     ),
     st.builds("snapkv({})".format, SNAP),
     st.builds("pyramidkv({}, beta={})".format, SNAP, st.sampled_from([1, 2, 20])),
-    st.builds("adakv({}, alpha={})".format, SNAP, st.sampled_from([0, 0.2, 0.5])),
+    st.builds(
+        'adakv({}, alpha={}, ada_mode="{}")'.format, SNAP, st.sampled_from([0, 0.2, 0.5]), st.sampled_from(["mix", "safeguard"])
+    ),
     st.builds(
         'criticalkv({}, base="{}", alpha={}, first={}, compat={})'.format,
         SNAP,

@@ -102,6 +102,10 @@ def snap_scores(twin, rows, past):
 def snap(twin, rows, past, recent, limit):
     score = snap_scores(twin, rows, past)
     alpha = twin.keep.alpha if twin.kind == "adakv" else 1.0
+    if getattr(twin.keep, "ada_mode", "mix") == "safeguard":
+        sure = [top(twin, s, max(0, math.floor(limit * alpha + 1e-9) - len(recent))) for s in score]
+        score = [{p: x + (99 if p in mine else 0) for p, x in s.items()} for s, mine in zip(score, sure, strict=True)]
+        alpha = 0.0
     return [recent | top(twin, s, n) for s, n in zip(score, shared(twin, score, limit - len(recent), alpha), strict=True)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.numbers import rows64, to_float32
 
 BITS = np.arange(2**16, dtype=np.uint16).reshape(-1, 16)
 
@@ -35,3 +35,15 @@ def test_rows_are_padded_with_zeros_and_may_lie_apart(kind):
     assert np.array_equal(to_float32(raw[::3, 1::2]), whole[::3, 1::2])
     assert np.array_equal(to_float32(raw.T.copy().T), whole)
     assert to_float32(raw[:0]).shape == (0, 16)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.uint16])
+def test_rows_in_float64_are_those_of_the_whole(kind):
+    bits = BITS.view(np.float16).astype(kind) if kind == np.float32 else BITS.view(kind)
+    at = np.random.default_rng(0).permutation(len(bits))[:999]
+    out = np.full((len(at), 16), 7.0)
+    rows64(bits, at, out)
+    with np.errstate(invalid="ignore"):
+        want = to_float32(bits)[at].astype(np.float64)
+    assert np.array_equal(out, want, equal_nan=True)
+    assert np.array_equal(np.signbit(out), np.signbit(want))

@@ -117,11 +117,12 @@ def test_own_softmax(seed, heads, group, n, size, cap, sinks, each):
     live = (rng.random((heads, width)) < 0.8) & (np.arange(width) < n)
     read = rng.random((heads, group if each else 1, width)) < 0.8
     sink = rng.uniform(-size, size, (heads, group)) if sinks else np.full((heads, group), NO_SINK)
+    at = np.array([rng.permutation(width) for _ in range(heads)])
     a = np.full((heads, group, width), 7.0)
-    sparse.own_softmax(dots, group, live, read, LOG2E / 4, cap, sink, a)
+    sparse.own_softmax(dots, at, group, live, read, LOG2E / 4, cap, sink, a)
     for h, g in np.ndindex(heads, group):
         mine = live[h] & read[h, g if each else 0]
-        x = naive.bent(dots[h, group + g], LOG2E / 4, cap)
+        x = naive.bent(dots[h, group + g, at[h]], LOG2E / 4, cap)
         z = naive.log_sum(x[mine], sink[h, g])
         assert np.allclose(a[h, g], np.where(mine, np.exp2(np.minimum(x - z, 0)), 0), rtol=1e-11, atol=1e-300)
         assert not a[h, g, ~mine].any()

@@ -45,8 +45,7 @@ PAIRS = (
     Pair("observed", "h2o(hold=tokens(80), recent=0.0, norm=\"queries\")",
          "ours sums over the group and never drops the newest token", spare=1),
     Pair("criticalkv", "criticalkv(hold=tokens(80), window=32, compat=True)", "the score of the second part", scores=False),
-    Pair("adakv", "adakv(hold=tokens(80), window=32, alpha=0.2)",
-         "theirs makes a head sure of its best rows, ours blends budgets, as the authors' code: equal while no head is poor", scores=False),
+    Pair("adakv", 'adakv(hold=tokens(80), window=32, alpha=0.2, ada_mode="safeguard")', "", scores=False),
     Pair("criticaladakv", 'criticalkv(base="adakv", hold=tokens(80), window=32, compat=True)', "", scores=False),
 )  # fmt: skip
 

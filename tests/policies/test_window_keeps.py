@@ -1,4 +1,4 @@
-"""CriticalKV and DefensiveKV on the cards' worked examples, and where their authors' code differs."""
+"""AdaKV, CriticalKV and DefensiveKV on the cards' worked examples, and where their authors' code differs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvsim import criticalkv, defensivekv, tokens
+from kvsim import adakv, criticalkv, defensivekv, tokens
 from kvsim.engine.select import cut
 from kvsim.errors import WrongUse
 from kvsim.geometry import ALL_LAYERS, WO_NORM, Window
@@ -39,6 +39,29 @@ def left(policy, prompt, limit):
     seen = Seen(-1, n - 1, pos, pos >= 0, tier, tier, np.full(heads, limit))
     ranking = policy.start(prompt, seen)[1]
     return [np.flatnonzero(row).tolist() for row in cut(ranking, pos, pos >= 0, seen.limit, {FULL: 8.0}) == FULL]
+
+
+# ------------------------------------------------------------------------------------------------ AdaKV
+EVEN, FLAT = [0.50, 0.20, 0.10, 0.05, 0.04, 0.03, 0], [0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0]  # and a window of one query
+RICH, POOR = [0.9, 0.8, 0.7, 0.6, 0.5, 0], [0.04, 0.03, 0.02, 0.01, 0.01, 0]
+
+
+@pytest.mark.parametrize(
+    ("ada_mode", "alpha", "scores", "kept"),
+    [
+        # Card B5, B = 3, alpha = .2: 2.2 and 3.8 rows; kvpress makes a head sure of none and takes the six best.
+        ("mix", 0.2, (EVEN, FLAT), [[0, 1, 6], [0, 1, 2, 3, 6]]),
+        ("safeguard", 0.2, (EVEN, FLAT), [[0, 1, 6], [0, 1, 2, 3, 6]]),
+        # B = 3, alpha = .5: 5 (1 - .5) + 1.5 = 4 rows and 1 (1 - .5) + 1.5 = 2; or two rows for certain, the window's own one of them.
+        ("mix", 0.5, (RICH, POOR), [[0, 1, 2, 3, 5], [0, 1, 5]]),
+        ("safeguard", 0.5, (RICH, POOR), [[0, 1, 2, 3, 4, 5], [0, 5]]),
+        ("safeguard", 1.0, (RICH, POOR), [[0, 1, 2, 5], [0, 1, 2, 5]]),  # all is sure: an equal share
+    ],
+)
+def test_ada_shares_the_budget_of_the_layer(ada_mode, alpha, scores, kept):
+    policy, prompt = adakv(hold=tokens(4), window=1, kernel=1, alpha=alpha, ada_mode=ada_mode), np.array(scores)
+    assert left(policy, Prompt(prompt[None], np.ones(prompt.shape)), 4) == kept
+    assert sum(map(len, kept)) == 2 * 4
 
 
 # ------------------------------------------------------------------------------------------------ CriticalKV

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from kvsim.geometry import Need
+from kvsim.policies import scores
 from kvsim.policies.keep.snapkv import snapkv
-from kvsim.policies.protocol import WO_NORM, Floats, Mask, Prefix, Ranking, Seen, Stage, State, expect
-from kvsim.units import whole
+from kvsim.policies.protocol import WO_NORM, Prefix, Ranking, Seen, Stage, State, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,7 @@ class criticalkv(snapkv):
             score = np.where(recent, score[~recent].max(initial=0) + 1, score)
         critical = (score + self.epsilon) * weight
         if self.compat and self.base == "adakv":
-            safe = self._best(score, seen)
+            safe = scores.best(score, self.alpha, seen.limit)  # in the place of the blend of adakv
             score, critical = score + safe * (score.max() + 1), critical + safe * (critical.max() + 1)
         stages = (Stage(self.first), Stage(1 - self.first, score=critical))
         return State(), Ranking(score, None if self.compat else recent, stages=stages, own=self.own)
-
-    def _best(self, score: Floats, seen: Seen) -> Mask:
-        """[Hkv, n]: the rows that each kv head is sure of, a part `alpha` of an equal share, in the place of the blend of adakv."""
-        best: Mask = np.zeros(score.shape, bool)
-        for h, limit in enumerate(seen.limit.tolist()):
-            best[h, np.argsort(-score[h], kind="stable")[: whole(limit * self.alpha)]] = True
-        return best
