@@ -22,8 +22,8 @@ demo: .venv/ready  ## replay the bundled trace, write demo.html
 test: lint types  ## lint, types and every test; BROWSER=0 leaves out those that open a page in Chromium
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(if $(filter 0,$(BROWSER)),-m "not browser")
 
-test-capture: .venv/capture  ## the tests that need torch: of kvsim capture, and of kernels of cost measure (installs the capture extra)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture tests/cost/test_measure_gpu.py
+test-capture: .venv/capture  ## the tests that need torch: of kvsim capture and live, and of kernels of cost measure (installs the capture extra)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture tests/live tests/cost/test_measure_gpu.py
 
 test-kills: .venv/capture  ## 50 captures of many requests killed at random points and gone on with (some minutes)
 	@KVSIM_KILLS=50 $(BIN)/python -m pytest -q tests/capture/test_many.py -k killed

@@ -54,7 +54,12 @@ _HOME = {
 _HOME |= dict.fromkeys(("exact", "gap", "mass", "top_p"), "kvsim.policies.rules")
 
 
-_VERBS = {"kvsim.capture": "kvsim.capture.run", "kvsim.replay": "kvsim.replay.run", "kvsim.report": "kvsim.report.page"}
+_VERBS = {
+    "kvsim.capture": "kvsim.capture.run",
+    "kvsim.live": "kvsim.live.attached",
+    "kvsim.replay": "kvsim.replay.run",
+    "kvsim.report": "kvsim.report.page",
+}
 
 
 class _Verb(ModuleType):

@@ -195,6 +195,26 @@ RUN_TABLES: dict[str, pa.Schema] = {
     "reuse": REUSE,
 }
 
+# ------------------------------------------------------------------------------------------------ closed loop
+_ROW = {"policy": _policy, "request": _i32, "mode": _text, "sample": _i16}
+ANSWERS = _schema(
+    _ROW | {"task": _text, "context": _text, "answer_tokens": _i32},
+    {"score": _f32, "full_score": _f32, "first_divergent": _i32, "nll": _f32, "full_nll": _f32, "text": _text},
+)
+STEPS = _schema(
+    _ROW | {"step": _i32, "pos": _i32, "role": _i8, "token": _i32, "said": _i32},
+    {"kl": _f32, "top1_agree": _flag, "nll": _f32},
+)
+LAYER_STEPS = _schema(
+    _UNIT
+    | {"step": _i32, "role": _i8}
+    | dict.fromkeys(("held_tokens", "read_tokens", "injected_tokens", "rel_l2", "cosine"), _f32),
+    dict.fromkeys(("open_read_tokens", "open_mass_recall", "open_rel_l2", "open_cosine"), _f32)
+    | dict.fromkeys(("open_evidence_read", "open_evidence_dense"), _f32),
+)
+LIVE_TABLES: dict[str, pa.Schema] = {"answers": ANSWERS, "steps": STEPS, "layers": LAYER_STEPS}
+LIVE_SCHEMA = "kvsim.live/1"
+
 
 def table(name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None) -> pa.Table:
     """Columns (numpy arrays, lists, or one scalar for all rows) -> a run table of that name; NaN is null where null is allowed.
@@ -210,6 +230,8 @@ def table(name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None
             raise KeyError(f"{name}: no column {f.name}")
         if x is None:
             arrays.append(pa.nulls(rows, f.type) if f.nullable else pa.repeat(pa.scalar(0, f.type), rows))
+        elif pa.types.is_dictionary(f.type) and not np.isscalar(x):
+            arrays.append(pa.array(x, _text).dictionary_encode())
         elif pa.types.is_dictionary(f.type):
             arrays.append(pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [x]))
         elif np.isscalar(x):

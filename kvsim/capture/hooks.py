@@ -18,25 +18,49 @@ BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_at
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a layer's attention: S new tokens, T keys as attended, the last S of them new.
+class Given:
+    """What a layer's attention is called with: S new tokens, T keys as attended, the last S of them new.
 
-    q [1, Hq, S, dk], k [1, Hkv, T, dk] and v [1, Hkv, T, dv] after RoPE and the cache, out [1, S, Hq, dv] before W_O."""
+    q [B, Hq, S, dk], k [B, Hkv, T, dk] and v [B, Hkv, T, dv] after RoPE and the cache."""
 
     module: torch.nn.Module
     layer: int
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    out: torch.Tensor
     mask: torch.Tensor | None
     options: dict[str, Any]  # scaling, sliding_window, softcap, s_aux ... as this model passes them
     turned: Turned | None
 
 
+@dataclass(frozen=True, eq=False)
+class Call(Given):
+    """One call of a layer's attention, of one sequence, and its answer: out [1, S, Hq, dv] before W_O."""
+
+    out: torch.Tensor
+
+
+Attend = Callable[[Given, Callable[[], Any]], Any]  # what was given, the model's own function over it -> what that returns
+
+
 @contextmanager
 def attending(model: torch.nn.Module, see: Callable[[Call], None], before: Callable[..., None] | None = None) -> Iterator[None]:
     """While inside, every attention call of `model` is shown to `see`, and `before(args, options)` is called at each forward.
+
+    Raises WrongUse: an attention backend that cannot be watched."""
+
+    def watched(given: Given, own: Callable[[], Any]) -> Any:
+        result = own()
+        see(Call(**vars(given), out=result[0]))
+        return result
+
+    with replacing(model, watched, before):
+        yield
+
+
+@contextmanager
+def replacing(model: torch.nn.Module, attend: Attend, before: Callable[..., None] | None = None) -> Iterator[None]:
+    """While inside, `attend` answers every attention call of `model`, and `before(args, options)` is called at each forward.
 
     The active name is overridden in place: under a name of our own the model would be given other masks, or none. Calls of
     other models in the process pass by. Raises WrongUse: an attention backend that cannot be watched."""
@@ -47,7 +71,7 @@ def attending(model: torch.nn.Module, see: Callable[[Call], None], before: Calla
     with ExitStack() as stack:
         take = stack.enter_context(turning(files))
         for interface in interfaces.values():
-            stack.enter_context(_overridden(interface, backend, _watched(backend, interface.get(backend), mine, take, see)))
+            stack.enter_context(_overridden(interface, backend, _answered(backend, interface.get(backend), mine, take, attend)))
         if before is not None:
             hook = model.register_forward_pre_hook(lambda _, args, options: before(args, options), with_kwargs=True)
             stack.callback(hook.remove)
@@ -91,14 +115,14 @@ def _either(module: torch.nn.Module, registered: Callable[..., Any] | None) -> C
     return found
 
 
-def _watched(
+def _answered(
     backend: str,
     registered: Callable[..., Any] | None,
     mine: set[int],
     take: Take,
-    see: Callable[[Call], None],
+    attend: Attend,
 ) -> Callable[..., Any]:
-    def attend(
+    def answer(
         module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -106,18 +130,19 @@ def _watched(
         attention_mask: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        watched = id(module) in mine and hasattr(module, "layer_idx")
-        if watched and backend == "sdpa" and (options.get("softcap") is not None or options.get("s_aux") is not None):
+        def own() -> Any:
+            return _either(module, registered)(module, query, key, value, attention_mask, **options)
+
+        if id(module) not in mine or not hasattr(module, "layer_idx"):
+            return own()
+        if backend == "sdpa" and (options.get("softcap") is not None or options.get("s_aux") is not None):
             raise WrongUse(
                 f"layer {module.layer_idx}: sdpa leaves out soft caps and learned sinks; load the model with attn_implementation='eager'"
             )
-        result = _either(module, registered)(module, query, key, value, attention_mask, **options)
-        if watched:
-            turned = take(module.layer_idx, key[:, :, -query.shape[2] :])
-            see(Call(module, module.layer_idx, query, key, value, result[0], attention_mask, options, turned))
-        return result
+        turned = take(module.layer_idx, key[:, :, -query.shape[2] :])
+        return attend(Given(module, module.layer_idx, query, key, value, attention_mask, options, turned), own)
 
-    return attend
+    return answer
 
 
 @contextmanager

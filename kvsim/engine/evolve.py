@@ -47,7 +47,7 @@ def evolve_all(source: Source, courses: Sequence[Course]) -> list[Record | None]
     records: list[Record | None] = []
     together: list[Life] = []
     for course in courses:
-        if course.chain.part("keep").hold is None and course.chain.codecs is None:
+        if not decides(course.chain):
             records.append(None)
             continue
         life = Life(source, course)
@@ -58,6 +58,11 @@ def evolve_all(source: Source, courses: Sequence[Course]) -> list[Record | None]
             _live(source, [life])
     _live(source, together)
     return records
+
+
+def decides(chain: Chain) -> bool:
+    """Whether a chain ever drops or codes a row."""
+    return chain.part("keep").hold is not None or chain.codecs is not None
 
 
 def _live(source: Source, lives: list[Life]) -> None:
@@ -112,17 +117,29 @@ class Life:
 
     def step(self, i: int, t: int) -> None:
         """The i-th captured step, at position t."""
-        source, keep, store, bank, step = self.source, self.keep, self.store, self.bank, int(self.source.steps[i])
-        for new in range(bank.newest + 1, t + 1):
-            bank.append(new)
+        self.join(t)
         watch = self.watch if self.awake else None
-        looking = [part for part in self.watching if part.looks(step)] if watch else []
-        a = watch.attention(i, t) if watch and (watch.readers or looking) else None
-        seen = bank.seen(step, t, hold_limit(source, keep, t), a if keep in looking else None, self.sight, i)
-        before = bank.flags() if watch and bank.codecs else None
-        _place(bank, keep.step(bank.state, seen), seen, keep, store, i, a if store in looking else None)
+        a = watch.attention(i, t) if watch and (watch.readers or self.looking(i)) else None
+        before = self.bank.flags() if watch and self.bank.codecs else None
+        self.settle(i, a)
         if watch and before is not None:
             watch.blurred(before, i)
+
+    def looking(self, i: int) -> list[Any]:
+        """The parts that look at the attention of the i-th step."""
+        return [part for part in self.watching if part.looks(int(self.source.steps[i]))]
+
+    def join(self, t: int) -> None:
+        """The tokens up to position t are appended; they need room (Bank.compact)."""
+        for new in range(self.bank.newest + 1, t + 1):
+            self.bank.append(new)
+
+    def settle(self, i: int, a: NDArray[np.float64] | None) -> None:
+        """What becomes of the rows after the attention of the i-th step, a f64[Hkv, G, slots] over what was read."""
+        source, keep, bank, step, looking = self.source, self.keep, self.bank, int(self.source.steps[i]), self.looking(i)
+        t = bank.newest
+        seen = bank.seen(step, t, hold_limit(source, keep, t), a if keep in looking else None, self.sight, i)
+        _place(bank, keep.step(bank.state, seen), seen, keep, self.store, i, a if self.store in looking else None)
 
 
 def begin(source: Source, keep: Any, bank: Bank) -> tuple[Seen, State, Ranking | None]:
