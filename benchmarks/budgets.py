@@ -8,46 +8,44 @@ import kvsim.engine.curves
 from benchmarks.h2o import source_of
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, race, ratio, show
-from kvsim.engine.attend import Dense, Held, HeldTruth, steps_per_block
+from kvsim.engine.attend import Dense, HeldTruth, Past, steps_per_block
+from kvsim.engine.attend import blocks as cut
 from kvsim.engine.curves import Curves
 from kvsim.engine.reads import Reader, ranking_of
 from kvsim.engine.source import Source
-from kvsim.kernels.order import accumulate, places
+from kvsim.kernels.order import accumulate
 from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse
 
 PAGE = 16
+READ = parse("quest(read=pages(64))")
 OURS = "kvsim: truth, bounds, mass at all 2 048 budgets"
 CURVES, ERRORS = "kvsim: the whole curves without output error", "kvsim: the whole curves"
 SGEMM = "sgemm 2048^3"
 NUMPY, FULL = "numpy, 24 budgets, mass (32nd, scaled)", "numpy, 24 budgets, all of the curves (32nd, scaled)"
 
 
-def blocks(source: Source):
-    """The blocks of a lane with what quest picks in them."""
-    read = for_layer(parse("quest(read=pages(64))"), source.layer).part("read")
-    reader, per = Reader(read, source, 0, steps_per_block(source.layer.group)), steps_per_block(source.layer.group)
-    room = None
-    for at in range(0, len(source.steps), per):
-        dense = Dense(source, 0, np.arange(at, min(at + per, len(source.steps))), room)
-        room = dense.dots
-        flags = dense.flags[:, : source.request.total]
-        held = Held(np.arange(source.request.total), flags, flags, dense.dots[: source.request.total], True)
-        q = source.queries(0, dense.index).astype(np.float64)
-        yield read, dense, held, reader.pick(source.steps[dense.index], dense.t, held.pos, flags, q, HeldTruth(dense, held))
-        del dense, held, flags
+def blocks(source: Source, keep: bool = True):
+    """The blocks of a lane with what quest picks in them; keep: whether more than masses will be asked for."""
+    read = for_layer(READ, source.layer).part("read")
+    reader = Reader(read, source, 0, steps_per_block(source.layer.group))
+    past, room = Past(source, None, 0), None
+    for index in cut(np.arange(len(source.steps)), source.layer.group):
+        dense = Dense(source, 0, index, room, keep)
+        room = dense.dots if keep else None
+        held, q = past.held(dense), source.queries(0, index).astype(np.float64)
+        yield read, dense, held, reader.pick(source.steps[index], dense.t, held.pos, held.flags, q, HeldTruth(dense, held))
+        del dense, held
 
 
 def all_budgets(source: Source) -> np.ndarray:
     """Mass f32[R, P] of every row at every budget."""
-    out = []
-    for _, dense, _, picked in blocks(source):
-        n, group, pages = picked.order.shape
-        part, place = np.empty((n * group, pages), np.float32), np.empty((n, group, pages), np.int32)
-        places(picked.order, picked.forced.sum(1), place)
-        accumulate(place.reshape(n * group, pages), dense.page_mass(PAGE)[:, :pages], part)
-        out.append(part)
-    return np.concatenate(out)
+    group = source.layer.group
+    out = np.empty((len(source.steps) * group, -(-source.request.total // PAGE)), np.float32)
+    for _, dense, _, picked in blocks(source, keep=False):
+        rows = slice(dense.index[0] * group, (dense.index[-1] + 1) * group)
+        accumulate(picked.order, picked.joined(out.shape[1]), dense.page_mass(PAGE), out[rows])
+    return out
 
 
 def curves(source: Source, errors: bool) -> None:

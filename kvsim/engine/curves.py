@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from kvsim.engine.account import LEAST_MASS, relative
 from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
-from kvsim.kernels.order import accumulate, places, top_growth, union_growth
+from kvsim.kernels.order import accumulate, add_rows, places, top_growth, union_growth
 from kvsim.kernels.sparse import bucket_values
 
 TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
+KEPT = ("mass", "top10", "error")  # of every step, for percentiles; of the rest a sum is enough
+COLUMNS = 128  # sorted at a time
 GRID = 24  # budgets on which the output error is computed
 FAINT = 2.0**-80  # below this part of the dense mass, float32 weights have lost some of what was read
 
@@ -33,15 +35,26 @@ class Curves:
         """heads: who of the group picks and who reads what (quest's parameter)."""
         self.page, self.budgets, self.row_bytes, self.heads = page, budgets, row_bytes, heads
         self.grid = grid(budgets)
-        self.parts: dict[str, list[NDArray[Any]]] = {}
+        self.roles: list[NDArray[np.int8]] = []
+        self.parts: dict[str, list[NDArray[np.float32]]] = {}  # what has percentiles
+        self.sums: dict[tuple[int, str], NDArray[np.float64]] = {}  # of the rest, by role (-1: all steps)
 
     def add(self, block: Dense, held: Held, picked: Picked, wanted: NDArray[np.bool_], ranking: tuple[Any, ...]) -> None:
         """wanted bool[N]: the steps that are written. Policies of one ranking have one curve, whatever their budgets."""
         key = ("curve", self.budgets, *ranking)
         if key not in block.rankings:
             block.rankings[key] = self._measure(block, held, picked)
+        src = block.source
+        several, role = set(src.request.roles[src.t].tolist()), src.request.roles[block.t][wanted]
+        self.roles.append(role)
         for name, x in block.rankings[key].items():
-            self.parts.setdefault(name, []).append(x[wanted])
+            x = x if wanted.all() else x[wanted]
+            if name in KEPT:
+                self.parts.setdefault(name, []).append(x)
+            for one in (-1, *several) if len(several) > 1 else (-1,):
+                total = self.sums.setdefault((one, name), np.zeros(x.shape[1:]))
+                rows = x if one < 0 else x[role == one]
+                add_rows(rows.reshape(len(rows), total.size), total.reshape(-1))
 
     def _measure(self, block: Dense, held: Held, picked: Picked) -> dict[str, NDArray[Any]]:
         """Every quantity at every budget: [N, G, K], of the union [N, K], of the step [N, ...]."""
@@ -49,9 +62,10 @@ class Curves:
         n, group, p = place.shape
         by_row = place.reshape(n * group, p)
         found: dict[str, NDArray[Any]] = {}
+        order, upto = self._joined(picked, place)
         for name, part in self._page_parts(block, p):
             out = np.empty((n * group, self.budgets), np.float32)
-            accumulate(by_row, part, out)
+            accumulate(order, upto, part, out)
             found[name] = out.reshape(n, group, -1)
         top = np.empty((len(TOP_R), n * group, self.budgets), np.float32)
         top_growth(by_row, *block.top, picked.pages.of_slots(), np.array(TOP_R), top)
@@ -61,7 +75,7 @@ class Curves:
         union_growth(place, picked.rows, *union)
         union_growth(place[:, :1], picked.rows, *one)  # every head reads as many pages
         found |= {"read": one[0], "union": union[0], "tokens": union[1]}
-        found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
+        found["far_all"] = block.far_mass.reshape(n, group)
         if block.source.request.evidence:
             found["evidence_all"] = block.evidence_mass.reshape(n, group)
         return found
@@ -74,6 +88,15 @@ class Curves:
         if self.heads == "share":  # all heads read what any of them picked
             place = place.min(1, keepdims=True)
         return np.ascontiguousarray(np.broadcast_to(place, (len(place), group, picked.order.shape[-1])))
+
+    def _joined(self, picked: Picked, place: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(i32[N, H, P], i64[N, K]): pages in the order in which they are read, and how many of them at each budget."""
+        assert picked.order is not None
+        if self.heads != "share":
+            return picked.order, picked.joined(self.budgets)
+        order = np.argsort(place[:, :1], axis=-1, kind="stable").astype(np.int32)
+        at = np.take_along_axis(place[:, 0], order[:, 0].astype(np.int64), -1)
+        return order, np.stack([np.searchsorted(x, np.arange(self.budgets), side="right") for x in at])
 
     def _page_parts(self, block: Dense, pages: int) -> Iterator[tuple[str, NDArray[np.float64]]]:
         """f64[R, P] of each quantity whose sum over read pages is a curve, one at a time: they are large."""
@@ -105,51 +128,71 @@ class Curves:
 
     def rows(self, q_head: int) -> list[dict[str, Any]]:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
-        whole = {name: np.concatenate(x) for name, x in self.parts.items()}
-        roles = whole["role"]
-        every = _summarise(self, whole, roles >= 0, -1, q_head)
+        roles = np.concatenate(self.roles)
         found = sorted(set(roles.tolist()))
+        every = self._summarise(-1, [np.ones(len(x), bool) for x in self.roles], q_head)
         if len(found) == 1:
             return [every, every | {"role": found[0]}]
-        return [every, *(_summarise(self, whole, roles == role, role, q_head) for role in found)]
+        return [every, *(self._summarise(one, [x == one for x in self.roles], q_head) for one in found)]
+
+    def _summarise(self, role: int, steps: list[NDArray[np.bool_]], q_head: int) -> dict[str, Any]:
+        """steps: which of every block."""
+        sums, many = {name: y for (of, name), y in self.sums.items() if of == role}, sum(int(x.sum()) for x in steps)
+        group, k = len(sums["mass"]), np.arange(1, self.budgets + 1)
+
+        def at(name: str, *which: float) -> NDArray[np.float64]:
+            return percentiles([x if s.all() else x[s] for x, s in zip(self.parts[name], steps, strict=True)], which)
+
+        def flat(y: NDArray[Any]) -> NDArray[Any]:
+            return np.broadcast_to(y, (group, self.budgets)).ravel()
+
+        def ratio(name: str) -> NDArray[np.float64]:
+            part, below = sums[name], sums[f"{name}_all"][:, None]
+            return np.divide(part, below, out=np.full(part.shape, np.nan), where=below >= LEAST_MASS)
+
+        least, low, mid = at("mass", 0, 5, 50)
+        error = np.full((2, group, self.budgets), np.nan)
+        error[0][:, self.grid - 1] = sums["error"] / many
+        error[1][:, self.grid - 1] = at("error", 95)[0]
+        return {
+            "q_head": np.repeat(np.arange(q_head, q_head + group), self.budgets),
+            "role": role,
+            "pages": flat(k),
+            "tokens": flat(k * self.page),
+            "read_pages_mean": flat(sums["read"] / many),
+            "union_pages_mean": flat(sums["union"] / many),
+            "read_bytes_mean": flat(sums["tokens"] / many * self.row_bytes),
+            "mass_recall_mean": flat(sums["mass"] / many),
+            "mass_recall_p5": flat(low),
+            "mass_recall_p50": flat(mid),
+            "mass_recall_min": flat(least),
+            **{f"top{r}_recall_mean": flat(sums[f"top{r}"] / many) for r in TOP_R},
+            "top10_recall_p5": flat(at("top10", 5)[0]),
+            "far_recall": flat(ratio("far")),
+            "evidence_recall": flat(ratio("evidence")) if "evidence_all" in sums else None,
+            "rel_l2_mean": flat(error[0]),
+            "rel_l2_p95": flat(error[1]),
+        }
 
 
-def _summarise(
-    curves: Curves, whole: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int
-) -> dict[str, Any]:
-    x = {name: y[steps] for name, y in whole.items()}
-    group, k = x["mass"].shape[1], np.arange(1, curves.budgets + 1)
+def percentiles(parts: list[NDArray[np.float32]], which: tuple[float, ...]) -> NDArray[np.float64]:
+    """Parts [n, ...] of one array, cut along its first axis -> [len(which), ...]: percentiles over that axis, between two numbers on a line.
 
-    def flat(y: NDArray[Any]) -> NDArray[Any]:
-        return np.broadcast_to(y, (group, curves.budgets)).ravel()
-
-    def ratio(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-        below = whole.sum(0)[:, None]
-        return np.divide(part.sum(0, dtype=np.float64), below, out=np.full(part.shape[1:], np.nan), where=below >= LEAST_MASS)
-
-    low, mid = np.percentile(x["mass"], [5, 50], axis=0)
-    error = np.full((2, group, curves.budgets), np.nan)
-    error[0][:, curves.grid - 1] = x["error"].mean(0, dtype=np.float64)
-    error[1][:, curves.grid - 1] = np.percentile(x["error"], 95, axis=0)
-    return {
-        "q_head": np.repeat(np.arange(q_head, q_head + group), curves.budgets),
-        "role": role,
-        "pages": flat(k),
-        "tokens": flat(k * curves.page),
-        "read_pages_mean": flat(x["read"].mean(0)),
-        "union_pages_mean": flat(x["union"].mean(0)),
-        "read_bytes_mean": flat(x["tokens"].mean(0) * curves.row_bytes),
-        "mass_recall_mean": flat(x["mass"].mean(0, dtype=np.float64)),
-        "mass_recall_p5": flat(low),
-        "mass_recall_p50": flat(mid),
-        "mass_recall_min": flat(x["mass"].min(0)),
-        **{f"top{r}_recall_mean": flat(x[f"top{r}"].mean(0, dtype=np.float64)) for r in TOP_R},
-        "top10_recall_p5": flat(np.percentile(x["top10"], 5, axis=0)),
-        "far_recall": flat(ratio(x["far"], x["far_all"])),
-        "evidence_recall": flat(ratio(x["evidence"], x["evidence_all"])) if "evidence_all" in x else None,
-        "rel_l2_mean": flat(error[0]),
-        "rel_l2_p95": flat(error[1]),
-    }
+    Whole columns are sorted, a few at a time, which is seven times as fast as np.percentile."""
+    flat = [x.reshape(len(x), -1) for x in parts if len(x)]
+    n, width = sum(map(len, flat)), flat[0].shape[1]
+    at = np.array(which) / 100 * (n - 1)
+    low = at.astype(np.int64)
+    high, part = np.minimum(low + 1, n - 1), at - low
+    out, column = np.empty((len(which), width)), np.empty((COLUMNS, n), np.float32)
+    for a in range(0, width, COLUMNS):
+        some, first = column[: min(COLUMNS, width - a)], 0
+        for x in flat:
+            some[:, first : first + len(x)] = x[:, a : a + COLUMNS].T
+            first += len(x)
+        some.sort(axis=1)
+        out[:, a : a + COLUMNS] = (some[:, low] * (1 - part) + some[:, high] * part).T
+    return out.reshape(len(which), *parts[0].shape[1:])
 
 
 def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -165,15 +208,15 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
 
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """f64[R, P]: of each page's dense mass what lies on far positions; only the pages at the two edges are counted by token."""
-    low, high = (np.repeat(x, block.group) for x in block.far_range)
+    low, high = block.far_range
     first, pages = np.arange(mass.shape[1]) * size, mass.shape[1]
     inside = (first >= low[:, None]) & (first + size <= high[:, None])
-    out = np.where(inside, mass, 0.0)
     edge = (first < high[:, None]) & (first + size > low[:, None]) & ~inside
+    out = np.where(inside[:, None], mass.reshape(len(low), block.group, pages), 0.0)
     for p in np.flatnonzero(edge.any(0)):
-        part = block.mass_between(np.maximum(block.far_range[0], p * size), np.minimum(block.far_range[1], (p + 1) * size))
-        out[:, p] = np.where(edge[:, p], part, out[:, p])
-    return out[:, :pages]
+        part = block.mass_between(np.maximum(low, p * size), np.minimum(high, (p + 1) * size)).reshape(len(low), -1)
+        out[:, :, p] = np.where(edge[:, p, None], part, out[:, :, p])
+    return out.reshape(mass.shape)
 
 
 def marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from kvsim.engine.source import Source
 from kvsim.engine.stop import Depths, Ordered, Truth, depths, foretold, ordered
 from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
+from kvsim.kernels.order import page_states, settled
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
@@ -25,7 +26,7 @@ from kvsim.policies.rules import Rule, gap
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
-TOGETHER = 256  # pages whose keys are looked at together: 4 MB, which stay in the cache, and of which no fresh memory is asked
+TOGETHER = 128  # pages whose keys are looked at together: 2 MB, which stay in the cache, and of which no fresh memory is asked
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
@@ -48,6 +49,10 @@ class Picked:
     certified: Mask | None
     sent: Ints
     age: Ints | None = None
+
+    def joined(self, budgets: int) -> Ints:
+        """i64[N, K]: the pages of a head's order that are read at 1 ... K pages: never fewer than the forced ones."""
+        return np.maximum(np.arange(1, budgets + 1), self.forced.sum(1)[:, None])
 
 
 class Reader:
@@ -208,16 +213,16 @@ class Reader:
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
         batch[:n, 0], times[:n] = q, t
-        told = None
+        asked = None
         if TRUTH in self.read.needs:
 
-            def told(kind: str) -> NDArray[np.float64]:
+            def asked(kind: str) -> NDArray[np.float64]:
                 out = np.zeros((full, 1, group, len(v.page)))
                 out[:n, 0] = (truth.mass(pages) if kind == "mass" else truth.peak(pages))[..., v.page]
                 return out
 
         where = (self.source.request.id, self.source.layer.id, self.head)
-        view = View(times, batch, pages.id[v.page][None], summary, where, told)
+        view = View(times, batch, pages.id[v.page][None], summary, where, asked)
         for x in (batch, times, *summary.values()):
             x.flags.writeable = False
         got = self.read.score(view)
@@ -226,19 +231,27 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
-        score = np.empty((n, group, v.of.shape[1]))
-        for i in range(n):  # take_along_axis would make an index for every head, and take three times as long
-            score[i] = got[i, 0].take(v.of[i], axis=1)
-        if (np.isnan(score) & exists[:, None]).any():
+        told = np.ascontiguousarray(got[:n, 0])
+        score, few = np.empty((n, group, len(pages.id))), np.flatnonzero((v.of != v.of[0]).any(0))
+        bad = settled(told, exists, UNBOUNDED, score)  # the states at the first step
+        others = np.take_along_axis(told, v.of[:, None, few], -1)
+        bad |= settled(others, exists[:, few], UNBOUNDED, others)
+        score[..., few] = others
+        if bad:
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
-        np.clip(score, -UNBOUNDED, UNBOUNDED, out=score)  # in place: of 128K tokens a copy is 16 MB
-        np.copyto(score, -np.inf, where=~exists[:, None])
         return score
 
 
 def ranking_of(read: Read) -> tuple[Any, ...]:
     """What decides the order of pages: all of a read policy but its budget."""
     return type(read), *((f.name, getattr(read, f.name)) for f in fields(read) if f.name != "read")
+
+
+def _rows(x: NDArray[Any], ids: Ints, many: int) -> NDArray[Any]:
+    """x[ids]; of the first `many`, ascending, a run is copied as one."""
+    if ids[many - 1] - ids[0] + 1 != many:
+        return np.asarray(x[ids])
+    return np.concatenate([x[ids[0] : ids[0] + many], x[ids[many:]]])
 
 
 def _once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
@@ -268,18 +281,19 @@ class Summaries:
             v, pos = self._as_written(v, pages, pos)
         ids, at = pages.id[v.page], pos[v.slot]
         state = np.zeros((len(ids), self.size + 1), np.uint8)
-        np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
-        state[:, self.size] = v.closed
+        page_states(at, v.valid, v.blurred, v.closed, state)
         stale = (state != self.state[ids]).any(1)
         made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
+        out = made if stale.all() else {name: _rows(x, ids, len(pages.id)) for name, x in self.arrays.items()}
+        newest = np.zeros(len(pages.id), np.int64)
+        newest[v.page] = np.arange(len(ids))  # pages repeat in order of step: the last state stays
+        changed = newest[np.unique(v.page[stale])]
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
-        out = {name: x[ids] for name, x in self.arrays.items()}
-        for name, x in made.items():
             out[name][stale] = x
-            self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
-        self.state[ids] = state
+            self.arrays[name][ids[changed]] = out[name][changed]
+        self.state[ids[newest]] = state[newest]
         return out
 
     def _as_written(self, v: Versions, pages: Pages, pos: Ints) -> tuple[Versions, Ints]:
@@ -291,12 +305,14 @@ class Summaries:
 
     def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
         """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""
-        parts = []
-        for one in np.split(which, range(TOGETHER, len(which), TOGETHER)):
+        out: dict[str, NDArray[Any]] = {}
+        for first in range(0, len(which), TOGETHER):
+            one = which[first : first + TOGETHER]
             valid = v.valid[one]
             keys, error = self._keys(np.where(valid, at[one], 0), v.blurred[one])
-            parts.append(self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            for name, x in self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted).items():
+                out.setdefault(name, np.empty((len(which), *x.shape[1:]), x.dtype))[first : first + TOGETHER] = x
+        return out
 
     def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """f64[m, S, d] at positions [m, S] as the index wants them, and when it widens them by their error, that too."""

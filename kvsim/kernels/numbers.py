@@ -33,9 +33,12 @@ def _halves(bits, out):
             out[t, j] = _half(bits[t, j])
 
 
-def to_float32(x: np.ndarray, rows: int | None = None) -> np.ndarray:
-    """Raw numbers [n, d] (float32, float16, or bfloat16 bits as uint16) -> float32 [rows or n, d], zeros beyond n. Exact."""
-    out = np.zeros((rows or len(x), x.shape[1]), np.float32)
+def to_float32(x: np.ndarray, rows: int | None = None, out: np.ndarray | None = None) -> np.ndarray:
+    """Raw numbers [n, d] (float32, float16, or bfloat16 bits as uint16) -> float32 [rows or n, d] or `out`, zeros beyond n. Exact."""
+    if out is None:
+        out = np.zeros((rows or len(x), x.shape[1]), np.float32)
+    else:
+        out[len(x) :] = 0
     if x.dtype == np.float16:
         _halves(x.view(np.uint16), out)
     elif x.dtype == np.uint16:
@@ -46,26 +49,31 @@ def to_float32(x: np.ndarray, rows: int | None = None) -> np.ndarray:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _rows_of_halves(bits, at, out):
-    for i in range(len(at)):
-        row, to = bits[at[i]], out[i]
-        for j in range(len(row)):
-            to[j] = _half(row[j])
+def _some_halves(bits, rows, out):
+    near = np.empty(bits.shape[1], np.float32)
+    for i in range(len(rows)):
+        row, into = bits[rows[i]], out[i]
+        for j in range(len(near)):
+            near[j] = _half(row[j])
+        for j in range(len(near)):  # a loop of its own: from half to double there is no instruction
+            into[j] = near[j]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _rows_of_brains(bits, at, out):
-    for i in range(len(at)):
-        row, to = bits[at[i]], out[i]
+def _some_brains(bits, rows, out):
+    for i in range(len(rows)):
+        row, into = bits[rows[i]], out[i]
         for j in range(len(row)):
-            to[j] = _brain(row[j])
+            into[j] = _brain(row[j])
 
 
-def rows64(x: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
-    """Rows `at` i64[n] of raw numbers [T, d] (as in to_float32) -> out f64[n, d]. Exact."""
+def to_float64(x: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Some rows i64[m] of raw numbers [n, d] (as in to_float32) -> float64 [m, d], into `out` where it is given. Exact."""
+    out = np.empty((len(rows), x.shape[1])) if out is None else out
     if x.dtype == np.float16:
-        _rows_of_halves(x.view(np.uint16), at, out)
+        _some_halves(x.view(np.uint16), rows, out)
     elif x.dtype == np.uint16:
-        _rows_of_brains(x, at, out)
+        _some_brains(x, rows, out)
     else:
-        out[:] = x[at]
+        out[:] = x[rows]
+    return out

@@ -3,19 +3,62 @@
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
+
+from kvsim.kernels.exp import larger64, smaller64
 
 FORCED, RANKED, ABSENT = 0, 1, 2
+SORTED = 32  # rows at a time, so that their keys stay in the cache
+
+
+@intrinsic
+def _bits(typing, x):
+    """The float32 nearest to a float64, as u32; past float32 an infinity."""
+
+    def code(context, builder, sig, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.FloatType()), ir.IntType(32))
+
+    return types.uint32(types.float64), code
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _pack(bits, kind, out):
-    """u64 keys that sort by (kind, score descending, page ascending), from the bits of the float32 scores: numpy sorts integers
-    three times faster than it argsorts floats. Only the score of RANKED pages counts."""
+def settled(score, exists, most, out):
+    """out f64[N, H, P] = score f64[N, H, P or more], but not beyond `most` on either side, and -inf where exists bool[N, P] is not.
+    -> whether one is NaN that exists."""
+    bad = False
+    for i in range(out.shape[0]):
+        here = exists[i]
+        for h in range(out.shape[1]):
+            row, into = score[i, h], out[i, h]
+            for p in range(len(here)):
+                bad |= here[p] and row[p] != row[p]
+                into[p] = smaller64(larger64(row[p], -most), most) if here[p] else -np.inf
+    return bad
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def page_states(pos, valid, blurred, closed, out):
+    """out u8[V, S + 1], zero before: what is at every position of a page (1: a row, 3: one that is read decoded), and whether the page is
+    closed. pos i64[V, S], valid, blurred bool[V, S], closed bool[V]."""
+    size = out.shape[1] - 1
+    for v in range(len(closed)):
+        for s in range(valid.shape[1]):
+            if valid[v, s]:
+                out[v, pos[v, s] % size] = 3 if blurred[v, s] else 1
+        out[v, size] = closed[v]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _pack(score, kind, out):
+    """u64 keys that sort by (kind, score descending, page ascending), from the bits of the float32 nearest to the score: numpy sorts
+    integers three times faster than it argsorts floats. Only the score of RANKED pages counts."""
     sign = np.uint32(0x80000000)
-    for r in range(bits.shape[0]):
-        for p in range(bits.shape[1]):
-            b = bits[r, p]
+    for r in range(score.shape[0]):
+        for p in range(score.shape[1]):
+            b = _bits(score[r, p])
             if kind[r, p] != RANKED or b == sign:  # -0.0 ties with 0.0
                 b = np.uint32(0)
             falling = b if b & sign else ~(b | sign)
@@ -40,21 +83,20 @@ def _unpack(keys, score, order):
 def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
     """order i32[R, P]: pages by kind (FORCED, RANKED, ABSENT u8[R, P]), the ranked ones by score f64[R, P] descending; ties go to the
     lower page. Exactly lexsort((page, -score, kind))."""
-    keys = np.empty(score.shape, np.uint64)
-    with np.errstate(over="ignore", invalid="ignore"):  # past float32 scores tie at infinity, until float64 tells them apart
-        near = score.astype(np.float32)
-    _pack(near.view(np.uint32), kind, keys)
-    keys.sort(axis=1)
-    order = np.empty(score.shape, np.int32)
-    _unpack(keys, score, order)
+    order, keys = np.empty(score.shape, np.int32), np.empty((min(len(score), SORTED), score.shape[1]), np.uint64)
+    for r in range(0, len(score), SORTED):
+        some, mine = slice(r, r + SORTED), keys[: len(score) - r]
+        _pack(score[some], kind[some], mine)  # past float32 scores tie at infinity, until float64 tells them apart
+        mine.sort(axis=1)
+        _unpack(mine, score[some], order[some])
     return order
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def live_rows(flags, start, alive, out):
-    """out i64[nb, P]: slots start[p] ... start[p + 1] of flags u8[nb, n] that have the bits `alive`."""
+def live_rows(flags, start, which, alive, out):
+    """out i64[nb, P] of some pages p: slots start[p] ... start[p + 1] of flags u8[nb, n] that have the bits `alive`."""
     for i in range(flags.shape[0]):
-        for p in range(len(start) - 1):
+        for p in which:
             n = 0
             for s in range(start[p], start[p + 1]):
                 n += (flags[i, s] & alive) != 0
@@ -76,8 +118,11 @@ def places(order, least, place):
     are forced are at 0, whatever the budget."""
     for i in range(order.shape[0]):
         for h in range(order.shape[1]):
-            for at in range(order.shape[2]):
-                place[i, h, order[i, h, at]] = 0 if at < least[i] else at
+            row, into = order[i, h], place[i, h]
+            for at in range(least[i]):
+                into[row[at]] = 0
+            for at in range(least[i], len(row)):
+                into[row[at]] = at
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -102,19 +147,38 @@ def top_growth(place, best, count, of, most, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def accumulate(place, part, out):
-    """out f32[R, K]: the sum of part [R, P] over the pages at a place below k in place [R, P], k = 1 ... K; float64 sums."""
-    budgets = out.shape[1]
-    at = np.empty(budgets)
-    for r in range(place.shape[0]):
-        at[:] = 0.0
-        for p in range(place.shape[1]):
-            if place[r, p] < budgets:
-                at[place[r, p]] += part[r, p]
-        total = 0.0
-        for k in range(budgets):
-            total += at[k]
-            out[r, k] = total
+def accumulate(order, upto, part, out):
+    """out f32[R, K]: the sum of part [R, P] over the first upto[i, k] pages of an order i32[N, H, P], upto i64[N, K] ascending; row
+    r = i * G + g has the order of its head, or the one of all heads; float64 sums.
+
+    A sum waits for the one before it, so those of four heads grow together."""
+    steps, heads = order.shape[:2]
+    group = len(part) // steps
+    for i in range(steps):
+        for g in range(0, group, 4):
+            w, x, y, z = g, min(g + 1, group - 1), min(g + 2, group - 1), min(g + 3, group - 1)
+            ow, ox, oy, oz = order[i, w % heads], order[i, x % heads], order[i, y % heads], order[i, z % heads]
+            w, x, y, z = i * group + w, i * group + x, i * group + y, i * group + z
+            pw, px, py, pz, kw, kx, ky, kz = part[w], part[x], part[y], part[z], out[w], out[x], out[y], out[z]
+            a = b = c = d = 0.0
+            done = 0
+            for k in range(out.shape[1]):
+                for at in range(done, upto[i, k]):
+                    a += pw[np.uint32(ow[at])]  # unsigned: nobody asks whether a place is below 0
+                    b += px[np.uint32(ox[at])]
+                    c += py[np.uint32(oy[at])]
+                    d += pz[np.uint32(oz[at])]
+                done = upto[i, k]
+                kw[k], kx[k], ky[k], kz[k] = a, b, c, d
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_rows(rows, total):
+    """total f64[M] += every row of [n, M], one after the other: so the sum is the same however rows are cut into blocks."""
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(len(total)):
+            total[j] += np.float64(row[j])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

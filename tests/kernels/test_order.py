@@ -14,11 +14,13 @@ from kvsim.kernels.order import (
     FORCED,
     RANKED,
     accumulate,
+    add_rows,
     common,
     first_pages,
     live_rows,
     places,
     ranked,
+    settled,
     top_growth,
     union_growth,
 )
@@ -56,19 +58,29 @@ def test_pages_by_kind_score_and_number(draw, seed, rows, count):
     assert order.tolist() == [naive.ranked(s, k) for s, k in zip(score.tolist(), kind.tolist(), strict=True)]
 
 
-@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 30), st.integers(0, 30), st.integers(1, 40))
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9), st.booleans(), st.integers(1, 30), st.integers(1, 40))
 @settings(deadline=None, max_examples=60)
-def test_sums_at_every_budget(seed, rows, count, forced, budgets):
+def test_sums_at_every_budget(seed, steps, group, one, count, budgets):
     rng = np.random.default_rng(seed)
-    order = np.argsort(rng.random((rows, count)), axis=1).astype(np.int32)
-    part, least, out = (
-        rng.random((rows, count)),
-        rng.integers(0, min(forced, count) + 1, rows),
-        np.full((rows, budgets), 7, np.float32),
-    )
-    accumulate(read_first(order[:, None], least)[:, 0], part, out)
-    for r, k in np.ndindex(rows, budgets):
-        assert out[r, k] == pytest.approx(sum(part[r, p] for p in naive.read_at(order[r], least[r], k + 1)), rel=1e-6)
+    order = np.argsort(rng.random((steps, 1 if one else group, count)), axis=2).astype(np.int32)
+    upto = np.sort(rng.integers(0, count + 1, (steps, budgets)), axis=1)
+    part, out = rng.random((steps * group, count)), np.full((steps * group, budgets), 7, np.float32)
+    accumulate(order, upto, part, out)
+    for r, k in np.ndindex(out.shape):
+        i, g = divmod(r, group)
+        assert out[r, k] == np.float32(sum(part[r, p] for p in order[i, 0 if one else g, : upto[i, k]]))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9))
+@settings(deadline=None, max_examples=20)
+def test_a_sum_of_rows_does_not_hang_on_how_they_are_cut(seed, n, width):
+    rows = np.random.default_rng(seed).standard_normal((n, width)).astype(np.float32)
+    whole, cut = np.zeros(width), np.zeros(width)
+    add_rows(rows, whole)
+    for part in np.array_split(rows, 3):
+        add_rows(part, cut)
+    assert (whole == cut).all()
+    assert (whole == [sum(map(float, column)) for column in rows.T]).all()
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.integers(1, 15), st.integers(1, 9))
@@ -114,9 +126,12 @@ def test_pages_in_common(seed, rows, count):
 def test_live_rows_of_pages(seed, steps, pages):
     rng = np.random.default_rng(seed)
     start = np.concatenate([[0], np.cumsum(rng.integers(1, 5, pages))])
-    flags, out = rng.integers(0, 8, (steps, start[-1])).astype(np.uint8), np.empty((steps, pages), np.int64)
-    live_rows(flags, start, 2, out)
-    assert out.tolist() == [[sum(1 for f in row[a:b] if f & 2) for a, b in pairwise(start)] for row in flags]
+    flags, out = rng.integers(0, 8, (steps, start[-1])).astype(np.uint8), np.full((steps, pages), 99)
+    which = np.flatnonzero(rng.random(pages) < 0.7)
+    live_rows(flags, start, which, 2, out)
+    want = np.array([[sum(1 for f in row[a:b] if f & 2) for a, b in pairwise(start)] for row in flags])
+    assert (out[:, which] == want[:, which]).all()
+    assert (np.delete(out, which, 1) == 99).all()
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9))
@@ -129,3 +144,18 @@ def test_first_pages_of_an_order(seed, steps, heads, pages):
     for i in range(steps):
         for h in range(heads):
             assert set(np.flatnonzero(chosen[i, h])) == set(orders[i, h, : count[i]])
+
+
+@pytest.mark.parametrize("nan", [None, (1, 0, 2), (1, 1, 3)])
+def test_settled_scores(nan):
+    """Page 3 does not exist at step 1, and columns beyond the pages are not looked at."""
+    score = np.array([[[0.0, -np.inf, np.inf, 2.5], [1e201, -1e201, -0.0, 1.0]]] * 2)
+    exists = np.array([[True] * 4, [True, True, True, False]])
+    if nan:
+        score[nan] = np.nan
+    more = np.concatenate([score, np.full((2, 2, 1), np.nan)], -1)
+    out = np.empty(score.shape)
+    assert settled(more, exists, 1e200, out) == (nan == (1, 0, 2))
+    want = np.where(exists[:, None], np.clip(score, -1e200, 1e200), -np.inf)
+    there = ~np.isnan(score)
+    assert np.array_equal(out[there], want[there])
