@@ -12,19 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 
 from kvsim.capture import refuse
-from kvsim.capture.bits import dtype_name, raw
+from kvsim.capture.bits import dtype_name
 from kvsim.capture.hooks import Call, attending, backend_of
+from kvsim.capture.proof import distance
 from kvsim.capture.rotary import Turned
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
-from kvsim.trace.bits import widen
 from kvsim.trace.check import OUT, ROTATED
-from kvsim.trace.reference import attend
 from kvsim.trace.shapes import layers_of
 
 TOKENS = 8  # of the probe
@@ -203,17 +201,12 @@ def _pairs(x: torch.Tensor, dim: int, layout: str) -> tuple[torch.Tensor, torch.
 def _prove(call: Call, layer: Layer, backend: str) -> None:
     """The model's own output is plain attention over what it was seen to attend to. Raises WrongUse."""
     refuse.call(call, layer, start=0, backend=backend)
-    q, k, v, out = (widen(raw(x[0])) for x in (call.q, call.k, call.v, call.out))
-    for h in range(layer.kv_heads):
-        heads = slice(h * layer.group, (h + 1) * layer.group)
-        chance, _ = attend(q[heads].swapaxes(0, 1), np.arange(q.shape[1]), k[h], layer, h)
-        mine = chance @ v[h]
-        error = np.linalg.norm(mine - out[:, heads]) / max(float(np.linalg.norm(mine)), 1e-300)
-        if not error <= OUT[layer.dtype]:
-            raise WrongUse(
-                f"layer {layer.id}: {type(call.module).__name__} is not plain attention: its output is {error:.2g} away from "
-                "softmax(scale q k) v over its own keys; this model cannot be captured"
-            )
+    error = distance(layer, call.q[0], call.k[0], call.v[0], call.out[0].transpose(0, 1))
+    if not error <= OUT[layer.dtype]:
+        raise WrongUse(
+            f"layer {layer.id}: {type(call.module).__name__} is not plain attention: its output is {error:.2g} away from "
+            "softmax(scale q k) v over its own keys; this model cannot be captured"
+        )
 
 
 def _projection(call: Call, read: torch.Tensor | None) -> torch.Tensor | None:
