@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture families test-kills test-pages lint types docs bench cases profiles study analyses oracles
+.PHONY: help demo test test-capture families test-kills test-pages lint types docs bench cases profiles study analyses oracles vllm
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an env
 families: .venv/capture  ## capture a tiny model of every causal type of transformers; fails when docs/capture.md says otherwise (WRITE=1 mends it)
 	@$(BIN)/python tools/families.py $(if $(WRITE),--write)
 
+vllm: .venv-vllm/ready .venv/capture  ## capture from the real vLLM on a CPU, in an environment of its own (2.5 GB), beside transformers
+	@$(BIN)/python -m tests.vllm.agree .venv-vllm/bin/python
+
 study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
 	@$(BIN)/python tools/study.py $(CELL)
 
@@ -76,6 +79,13 @@ study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/len
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info > (3, 13))' || { echo "kvpress needs Python 3.12 or older: try make oracles PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv-oracles
 	@.venv-oracles/bin/python -m pip install -q --disable-pip-version-check --no-cache-dir -r tests/oracles/requirements.txt
+	@touch $@
+
+# torch is a CPU build of its own; what belongs to others, or to a GPU, breaks `import vllm` or is a gigabyte for nothing.
+.venv-vllm/ready: tests/vllm/requirements.txt
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-cache-dir -r tests/vllm/requirements.txt -e .
+	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 
 .venv/peers: .venv/ready

@@ -12,19 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 
 from kvsim.capture import refuse
-from kvsim.capture.bits import dtype_name, raw
+from kvsim.capture.bits import dtype_name
 from kvsim.capture.hooks import Call, attending, backend_of, files_of
+from kvsim.capture.proof import distance
 from kvsim.capture.rotary import NAME as ROTARY
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
-from kvsim.trace.bits import widen
 from kvsim.trace.check import OUT, ROTATED
-from kvsim.trace.reference import attend
 from kvsim.trace.shapes import layers_of
 
 TOKENS = 8  # of the probe
@@ -262,15 +260,8 @@ def _prove(call: Call, layer: Layer, backend: str) -> None:
 
 
 def _error(call: Call, layer: Layer) -> float:
-    """The largest relative error of a group's output from softmax(scale q k) v as the layer is described, in float64."""
-    q, k, v, out = (widen(raw(x[0])) for x in (call.q, call.k, call.v, call.out))
-    worst = 0.0
-    for h in range(layer.kv_heads):
-        heads = slice(h * layer.group, (h + 1) * layer.group)
-        chance, _ = attend(q[heads].swapaxes(0, 1), np.arange(q.shape[1]), k[h], layer, h)
-        mine = chance @ v[h]
-        worst = max(worst, float(np.linalg.norm(mine - out[:, heads])) / max(float(np.linalg.norm(mine)), 1e-300))
-    return worst
+    """How far the output is from softmax(scale q k) v as the layer is described (proof.distance)."""
+    return distance(layer, call.q[0], call.k[0], call.v[0], call.out[0].transpose(0, 1))
 
 
 def _projection(call: Call, read: torch.Tensor | None) -> torch.Tensor | None:

@@ -67,6 +67,19 @@ class Recorder:
         if lane is not None:
             lane.take(call)
 
+    def add(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """The next n tokens of a layer, for engines that show no more than these: q [n, Hq, dk], k [n, Hkv, dk], v [n, Hkv, dv],
+        out [n, Hq, dv], which may be written over afterwards. A prompt comes in any number of parts, then one token at a time."""
+        lane = self._lanes.get(layer)
+        if lane is not None:
+            lane.add(
+                *(x.transpose(0, 1).clone() for x in (q, out, k, v))
+            )  # a GPU would write over them before they are copied off it
+
+    def behind(self, total: int) -> list[int]:
+        """The layers that were not shown all of `total` tokens."""
+        return [i for i, lane in self._lanes.items() if lane.seen != total]
+
     def flush(self) -> None:
         """Hands over what still waits for its segment to fill."""
         for lane in self._lanes.values():
@@ -87,6 +100,7 @@ class _Lane:
     request: int = REQUEST
     seen: int = 0
     mass: torch.Tensor | None = None
+    keys: list[torch.Tensor] = field(default_factory=list)  # of the prompt so far [Hkv, n, dk], where calls do not bring them
     block: Block = field(init=False)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d] of a step
 
     def __post_init__(self) -> None:
@@ -94,11 +108,22 @@ class _Lane:
 
     def take(self, call: Call) -> None:
         refuse.call(call, self.layer, self.seen, self.backend)
-        start, new = self.seen, call.q.shape[2]
-        q, out = call.q[0], call.out[0].transpose(0, 1)
-        rows = [call.k[0, :, -new:], call.v[0, :, -new:]]
-        if self.keep.k_pre and call.turned is not None:
-            rows.append(call.turned.before[0])
+        new = call.q.shape[2]
+        k_pre = call.turned.before[0] if self.keep.k_pre and call.turned is not None else None
+        self.add(call.q[0], call.out[0].transpose(0, 1), call.k[0, :, -new:], call.v[0, :, -new:], k_pre, call.k[0])
+
+    def add(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pre: torch.Tensor | None = None,
+        keys: torch.Tensor | None = None,
+    ) -> None:
+        """The next n tokens: q and out [Hq, n, d], k, v and k_pre [Hkv, n, d]; `keys` [Hkv, T, dk]: all they attend to, if at hand."""
+        start, new = self.seen, q.shape[1]
+        rows = [k, v] if k_pre is None else [k, v, k_pre]
         self.seen += new
         if start >= self.prompt:
             self.block.add(*(x[:, 0] for x in (q, out, *rows)))
@@ -110,7 +135,16 @@ class _Lane:
         if kept > 0:
             self._put_q(self.seen - kept, q[:, -kept:], out[:, -kept:])
         if self.keep.prefill_mass:
-            self._add_mass(q, call.k[0], start)
+            self._add_mass(q, self._prompt_keys(k) if keys is None else keys, start)
+
+    def _prompt_keys(self, k: torch.Tensor) -> torch.Tensor:
+        """All keys of the prompt so far, these new ones with them."""
+        if self.seen < self.prompt or self.keys:
+            self.keys.append(k)
+        found = torch.cat(self.keys, dim=1) if self.keys else k
+        if self.seen == self.prompt:
+            self.keys.clear()
+        return found
 
     def flush(self) -> None:
         if self.block.n:
