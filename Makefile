@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture test-pages lint types docs bench cases profiles study analyses oracles
+.PHONY: help demo test test-capture test-cluster test-pages lint types docs bench cases profiles study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test: lint types  ## lint, types and every test; BROWSER=0 leaves out those that
 
 test-capture: .venv/capture  ## the tests of kvsim capture, which need torch (installs the capture extra)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/capture
+
+test-cluster: .venv/cluster  ## the tests of clusters and of object storage (installs Dask, obstore and a local S3 server)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/replay/test_cluster.py tests/replay/test_remote.py tests/trace/test_s3.py
 
 test-pages: .venv/ready  ## 10 000 random sequences of what happens to a physical page (some minutes)
 	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_paging.py -k sequence
@@ -74,6 +77,10 @@ study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/len
 
 .venv/peers: .venv/ready
 	@$(INSTALL) -e '.[peers]'
+	@touch $@
+
+.venv/cluster: .venv/ready
+	@$(INSTALL) -e '.[cluster,s3]' 'moto[server]'
 	@touch $@
 
 .venv/capture: .venv/ready
