@@ -82,10 +82,10 @@ class Growing(Source):
         np.matmul(q, self.wide_tail[:, : i + 1].swapaxes(1, 2), out=out[..., prompt : prompt + i + 1])
 
     # -------------------------------------------------------------------------------------------- what the engine asks of a Source
-    def rows(self, name: str, head: int, pos: NDArray[np.int64]) -> Floats:
+    def rows(self, name: str, head: int, pos: NDArray[np.int64], out: Floats | None = None) -> Floats:
         prompt = self.request.prompt
         old, own = getattr(self, name)[head], self.tail[name][head]
-        out = np.empty((len(pos), old.shape[1]))
+        out = np.empty((len(pos), old.shape[1])) if out is None else out
         early = pos < prompt
         out[early] = old[pos[early]]
         out[~early] = own[pos[~early] - prompt]
