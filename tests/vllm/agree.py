@@ -247,7 +247,7 @@ def _run(
 
 def _told(trace: Trace, tokens: tuple[int, ...], prompt: int) -> list[str]:
     """What the table of requests gets wrong."""
-    [row] = pq.read_table(next((trace.path / "requests").glob("*.parquet")), partitioning=None).to_pylist()
+    [row] = pq.read_table(next((Path(str(trace.path)) / "requests").glob("*.parquet")), partitioning=None).to_pylist()
     found = (row["prompt_tokens"], row["total_tokens"], row["mode"], tuple(row["token_ids"] or ()))
     return [] if found == (prompt, len(tokens), "greedy", tokens) else [f"the request is {found}"]
 
