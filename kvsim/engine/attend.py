@@ -106,7 +106,7 @@ class Dense:
             peak, mass = self.stats(size)
             self._mass[size] = np.empty((self.rows, len(peak)))
             unit, cap = np.float32(self.source.unit), np.float32(self.source.cap)
-            kernel.probability_by_row(peak, mass, self.lse.astype(np.float32), unit, cap, self._mass[size])
+            kernel.probability_by_row(peak, mass, self.lse, unit, cap, self._mass[size])
         return self._mass[size]
 
     def mass_order(self, size: int) -> tuple[NDArray[np.int32], Ints]:

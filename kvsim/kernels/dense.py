@@ -241,32 +241,34 @@ def denominator(peak, mass, sink, unit, cap, lse):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def probability(peak, mass, near, unit, cap, logit, out):
+def probability(peak, mass, lse, unit, cap, logit, out):
     """Page statistics [P, R] -> logit f32[P, R'], the largest natural logit (-inf: no live token), and out f32[P, R'], dense probability
-    of the page. near f32[R]: the denominator in powers of 2."""
-    natural = np.float32(1 / LOG2E)
+    of the page. lse f64[R]: the denominator in powers of 2."""
+    rows, natural = out.shape[1], np.float32(1 / LOG2E)
+    near, rest = np.empty(rows, np.float32), np.empty(rows, np.float32)
+    for r in range(rows):
+        near[r] = lse[r]
+        rest[r] = exp2_64(np.float64(near[r]) - lse[r])  # what rounding the denominator took away, the same for all pages
     for p in range(len(peak)):
         top, total, u, c = peak[p], mass[p], logit[p], out[p]
-        for r in range(out.shape[1]):
+        for r in range(rows):
             u[r] = top[r] * unit if cap == 0 else cap * np.tanh(top[r] * unit / cap)
-        for r in range(
-            out.shape[1]
-        ):  # a loop of its own: fused with the product above or not, its last bit would hang on the row
-            c[r] = total[r] * exp2_32(u[r] - near[r])
+        for r in range(rows):  # a loop of its own: fused with the product above or not, its last bit would hang on the row
+            c[r] = total[r] * exp2_32(u[r] - near[r]) * rest[r]
             u[r] *= natural
-        for r in range(out.shape[1]):
+        for r in range(rows):
             if top[r] <= np.float32(NONE):
                 u[r], c[r] = np.float32(-np.inf), np.float32(0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def probability_by_row(peak, mass, near, unit, cap, out):
+def probability_by_row(peak, mass, lse, unit, cap, out):
     """out f64[R', P]: `probability`, a row of pages for every query row."""
     rows, pages = out.shape
     logit, chance = np.empty((16, rows), np.float32), np.empty((16, rows), np.float32)
     for p0 in range(0, pages, 16):
         stop = min(16, pages - p0)
-        probability(peak[p0 : p0 + stop], mass[p0 : p0 + stop], near, unit, cap, logit, chance)
+        probability(peak[p0 : p0 + stop], mass[p0 : p0 + stop], lse, unit, cap, logit, chance)
         for r in range(rows):
             for p in range(stop):
                 out[r, p0 + p] = chance[p, r]

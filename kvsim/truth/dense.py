@@ -74,9 +74,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             denominator = np.empty(len(q))
             kernel.denominator(*stats, sink, np.float32(unit), np.float32(cap), denominator)
             told = (x[h, :, i * lay.group : i * lay.group + rows] for x in (peak, mass))
-            kernel.probability(
-                *(x[:pages] for x in stats), denominator.astype(np.float32), np.float32(unit), np.float32(cap), *told
-            )
+            kernel.probability(*(x[:pages] for x in stats), denominator, np.float32(unit), np.float32(cap), *told)
             shape = (len(t), lay.group, -1)
             lse[part] = _heads_first(denominator / LOG2E, shape)[..., 0]
             if out is not None and values is not None:
