@@ -1,17 +1,25 @@
 """Min-max boxes of pages, and their upper bounds of q·k.
 
 Both are plain sums and comparisons of float64 in a fixed order, without fused or reordered operations, so a score has the same
-bits whatever else is scored beside it. Pages are turned, a tile at a time, to lie side by side in the vector lanes."""
+bits whatever else is scored beside it. Pages are turned, a tile at a time, to lie side by side in the vector lanes.
+
+Kernels that inline numbers of another file are cached here: after an edit there, touch this one."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
+from kvsim.kernels.exp import larger64, smaller64
+
 Floats = NDArray[np.float64]
-TILE = 128
-PAD = 4  # keeps the rows of a tile off each other's cache sets
+TILE = 16  # pages whose sums stay in registers, for two queries
+VECTOR = 8  # numbers of a 512-bit register; narrower machines split it
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -31,14 +39,24 @@ def corners(low: Floats, high: Floats, rows: NDArray[np.int64], count: NDArray[n
                     lo[i, b, j] = lo[i, 0, j] if b else 0.0
                     hi[i, b, j] = hi[i, 0, j] if b else 0.0
                 continue
-            for j in range(d):
-                lo[i, b, j] = low[i, rows[i, start], j]
-                hi[i, b, j] = high[i, rows[i, start], j]
-            for s in range(start + 1, start + size):
-                for j in range(d):
-                    lo[i, b, j] = min(lo[i, b, j], low[i, rows[i, s], j])
-                    hi[i, b, j] = max(hi[i, b, j], high[i, rows[i, s], j])
+            _extremes(low[i], high[i], rows[i, start : start + size], lo[i, b], hi[i, b])
             start += size
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _extremes(low, high, rows, lo, hi):
+    """lo, hi [d] of low, high [S, d] at `rows`, four rows a pass."""
+    d, last = len(lo), len(rows) - 1
+    for s in range(0, len(rows), 4):
+        at = rows[s], rows[min(s + 1, last)], rows[min(s + 2, last)], rows[min(s + 3, last)]
+        a, b, c, e = low[at[0]], low[at[1]], low[at[2]], low[at[3]]
+        for j in range(d):
+            least = smaller64(smaller64(a[j], b[j]), smaller64(c[j], e[j]))
+            lo[j] = least if s == 0 else smaller64(lo[j], least)
+        a, b, c, e = high[at[0]], high[at[1]], high[at[2]], high[at[3]]
+        for j in range(d):
+            most = larger64(larger64(a[j], b[j]), larger64(c[j], e[j]))
+            hi[j] = most if s == 0 else larger64(hi[j], most)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -46,9 +64,16 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
     """q [N, H, G, d], lo, hi [H, P, n, d], out [N, H, G, P]: the largest q·k in a page's boxes, summed over d ascending."""
     steps, heads, group, d = q.shape
     pages, n = lo.shape[1:3]
-    box = np.empty((2, d, TILE + PAD))
-    total = np.empty(TILE)
+    rows = steps * group
+    query, side = np.zeros((rows + rows % 2, d)), np.zeros((rows + rows % 2, d), np.int64)
+    room = np.zeros(2 * d * TILE + VECTOR)
+    start = -(room.ctypes.data // 8) % VECTOR  # on a cache line: a load across two costs twice
+    box, total = room[start : start + 2 * d * TILE].reshape((2, d, TILE)), np.empty((2, TILE))
     for h in range(heads):
+        for r in range(rows):
+            for j in range(d):
+                query[r, j] = q[r // group, h, r % group, j]
+                side[r, j] = d * TILE if query[r, j] > 0.0 else 0
         for first in range(0, pages, TILE):
             width = min(TILE, pages - first)
             for b in range(n):
@@ -56,25 +81,57 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
                     for j in range(d):
                         box[0, j, p] = lo[h, first + p, b, j]
                         box[1, j, p] = hi[h, first + p, b, j]
-                for i in range(steps):
-                    for g in range(group):
-                        reach(q[i, h, g], box, total)
+                for r in range(0, rows, 2):
+                    _reach(query[r : r + 2], side[r : r + 2], box, total)
+                    for k in range(min(2, rows - r)):
+                        into = out[(r + k) // group, h, (r + k) % group, first : first + width]
                         for p in range(width):
-                            if b == 0 or total[p] > out[i, h, g, first + p]:
-                                out[i, h, g, first + p] = total[p]
+                            into[p] = total[k, p] if b == 0 else larger64(into[p], total[k, p])
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def reach(q: Floats, box: Floats, total: Floats) -> None:
-    """q [d], box [2, d, TILE + PAD] (low and high corners), total [TILE]: sum over j of q_j times the corner on its side."""
-    d = q.shape[0]
-    total[:] = 0.0
-    for j in range(0, d - 3, 4):
-        a, b, c, e = q[j], q[j + 1], q[j + 2], q[j + 3]
-        s, t, u, v = int(a > 0.0), int(b > 0.0), int(c > 0.0), int(e > 0.0)
-        for p in range(TILE):
-            total[p] = total[p] + a * box[s, j, p] + b * box[t, j + 1, p] + c * box[u, j + 2, p] + e * box[v, j + 3, p]
-    for j in range(d - d % 4, d):
-        s = int(q[j] > 0.0)
-        for p in range(TILE):
-            total[p] += q[j] * box[s, j, p]
+@intrinsic
+def _reach(typing, q, side, box, total):
+    """q [2, d], box [2, d, TILE] (low and high corners), side i64 [2, d]: where in `box` the corners of q_j's side begin, total [2, TILE]:
+    the sums over j of q_j times the corner on its side, ascending, each product and sum rounded.
+
+    Written in vectors because the sums then stay in registers: LLVM makes twice the time of the plain loops."""
+    vector, word = ir.VectorType(ir.DoubleType(), VECTOR), ir.IntType(64)
+    every = ir.Constant(ir.VectorType(ir.IntType(32), VECTOR), [0] * VECTOR)
+
+    def code(context, builder, sig, args):
+        q, side, box, total = (make_array(kind)(context, builder, x) for kind, x in zip(sig.args, args, strict=True))
+        dim, before = builder.extract_value(q.shape, 1), builder.block
+
+        def at(array, i, kind=None):
+            place = builder.gep(array.data, [i])
+            return place if kind is None else builder.bitcast(place, kind.as_pointer())
+
+        def number(i):
+            return ir.Constant(word, i)
+
+        loop, done = builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        j = builder.phi(word)
+        sums = [[builder.phi(vector) for _ in range(0, TILE, VECTOR)] for _ in range(2)]
+        for r, mine in enumerate(sums):
+            place = builder.add(builder.mul(dim, number(r)), j)
+            factor = builder.insert_element(ir.Constant(vector, ir.Undefined), builder.load(at(q, place)), ir.IntType(32)(0))
+            factor = builder.shuffle_vector(factor, factor, every)
+            corner = builder.add(builder.load(at(side, place)), builder.mul(j, number(TILE)))
+            for i, old in enumerate(mine):
+                corners = builder.load(at(box, builder.add(corner, number(i * VECTOR)), vector), align=8)
+                old.add_incoming(ir.Constant(vector, [0.0] * VECTOR), before)
+                mine[i] = builder.fadd(old, builder.fmul(factor, corners))
+                old.add_incoming(mine[i], loop)
+        after = builder.add(j, number(1))
+        j.add_incoming(number(0), before)
+        j.add_incoming(after, loop)
+        builder.cbranch(builder.icmp_signed("<", after, dim), loop, done)
+        builder.position_at_end(done)
+        for r, mine in enumerate(sums):
+            for i, x in enumerate(mine):
+                builder.store(x, at(total, number(r * TILE + i * VECTOR), vector), align=8)
+        return context.get_dummy_value()
+
+    return types.void(q, side, box, total), code

@@ -43,19 +43,19 @@ def _nearest(kind, llvm):
     return rint
 
 
-def _larger(kind, llvm):
+def _extreme(kind, llvm, name):
     @intrinsic
-    def larger(typing, x, y):
-        """The larger of two numbers, neither NaN: max() with its NaN rules does not vectorise, and a compare and select becomes a masked
-        store, which costs four times the maximum on Zen 3."""
+    def extreme(typing, x, y):
+        """The larger or smaller of two numbers, neither NaN: max() with its NaN rules does not vectorise, and a compare and select becomes
+        a masked store, which costs four times the maximum on Zen 3."""
 
         def code(context, builder, sig, args):
-            maximum = builder.module.declare_intrinsic("llvm.maxnum", [llvm], ir.FunctionType(llvm, [llvm, llvm]))
-            return builder.call(maximum, args, fastmath=("nnan",))
+            instruction = builder.module.declare_intrinsic(name, [llvm], ir.FunctionType(llvm, [llvm, llvm]))
+            return builder.call(instruction, args, fastmath=("nnan",))
 
         return kind(kind, kind), code
 
-    return larger
+    return extreme
 
 
 _float_bits, _bits_float = (
@@ -68,7 +68,8 @@ _double_bits, _bits_double = (
 )
 _double_int = _to_int(types.float64, types.int64, ir.IntType(64))
 _rint64 = _nearest(types.float64, ir.DoubleType())
-larger32, larger64 = _larger(types.float32, ir.FloatType()), _larger(types.float64, ir.DoubleType())
+larger32, larger64 = (_extreme(kind, llvm, "llvm.maxnum") for kind, llvm in ((types.float32, ir.FloatType()), (types.float64, ir.DoubleType())))
+smaller64 = _extreme(types.float64, ir.DoubleType(), "llvm.minnum")
 
 # The polynomial of degree 5 nearest to 2**x on [-1/2, 1/2], 1 at 0: largest relative error 1.1e-7 before rounding (a linear program).
 _F1, _F2, _F3, _F4, _F5 = (np.float32(c) for c in (0.693147004, 0.240222424, 0.0555073358, 0.00967151299, 0.00132647273))
