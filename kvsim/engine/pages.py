@@ -26,8 +26,14 @@ class Pages:
     def rows(self, flags: NDArray[np.uint8]) -> Ints:
         """i64[N, P]: live slots of every page at every step."""
         out = np.empty((len(flags), len(self.id)), np.int64)
-        live_rows(flags, self.start, ALIVE, out)
+        out[:] = np.add.reduceat(flags[0] & np.uint8(ALIVE), self.start[:-1], dtype=np.int64)
+        live_rows(flags, self.start, self.moving(flags), ALIVE, out)
         return out
+
+    def moving(self, flags: NDArray[np.uint8]) -> Ints:
+        """The places in `id` of the pages whose flags are not those of the first step at all steps: few, so the rest is looked at once."""
+        same = np.bitwise_and.reduce(flags, 0) == np.bitwise_or.reduce(flags, 0)
+        return np.flatnonzero(~np.logical_and.reduceat(same, self.start[:-1]))
 
     def of_slots(self) -> Ints:
         """i64[n]: slot -> its page's place in `id`."""
@@ -58,17 +64,19 @@ class Versions:
 
 def versions(pages: Pages, flags: NDArray[np.uint8], t: Ints, matter: int = ALIVE) -> Versions:
     """The states of all pages over the steps of a block, in order of step. matter: the flags (kernels.sparse) that make a state."""
-    flags = flags & np.uint8(matter)
-    alive = (flags & ALIVE).astype(bool)
-    full = (pages.id + 1) * pages.size - 1 <= t[:, None]
-    changed = np.ones((len(t), len(pages.id)), bool)
-    changed[1:] = np.logical_or.reduceat(flags[1:] != flags[:-1], pages.start[:-1], axis=1) | (full[1:] != full[:-1])
-    step, page = np.nonzero(changed)
-    number = np.zeros(changed.shape, np.int64)
-    number[step, page] = np.arange(len(step))
-    offset = np.arange(pages.size)
+    every, last, offset = np.arange(len(pages.id)), (pages.id + 1) * pages.size - 1, np.arange(pages.size)
+    moving = np.union1d(pages.moving(flags), np.flatnonzero((last > t[0]) & (last <= t[-1])))
+    slots = np.minimum(pages.start[moving, None] + offset, pages.start[moving + 1, None] - 1)
+    state, full = flags[:, slots] & np.uint8(matter), last[moving] <= t[:, None]
+    changed = (state[1:] != state[:-1]).any(-1) | (full[1:] != full[:-1])
+    later, which = np.nonzero(changed)
+    step, page = np.append(np.zeros_like(every), later + 1), np.append(every, moving[which])
+    number = np.zeros((len(t), len(moving)), np.int64)
+    number[0], number[1:][changed] = moving, len(every) + np.arange(len(which))
+    of = np.tile(every, (len(t), 1))
+    of[:, moving] = np.maximum.accumulate(number, axis=0)
     inside = offset < np.diff(pages.start)[page][:, None]
     slot = np.where(inside, pages.start[page][:, None] + offset, 0)
-    valid = inside & alive[step[:, None], slot]
-    blurred = valid & ((flags[step[:, None], slot] & KEY_BLUR) > 0)
-    return Versions(page, np.maximum.accumulate(number, axis=0), slot, valid, blurred, full[step, page])
+    now = flags[step[:, None], slot]
+    valid = inside & ((now & ALIVE) > 0)
+    return Versions(page, of, slot, valid, valid & ((now & matter & KEY_BLUR) > 0), last[page] <= t[step])

@@ -16,6 +16,7 @@ from kvsim.engine.source import Source
 from kvsim.engine.stop import Depths, Ordered, Truth, depths, foretold, ordered
 from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
+from kvsim.kernels.order import settle
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
@@ -226,13 +227,11 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
-        score = np.empty((n, group, v.of.shape[1]))
-        for i in range(n):  # take_along_axis would make an index for every head, and take three times as long
-            score[i] = got[i, 0].take(v.of[i], axis=1)
-        if (np.isnan(score) & exists[:, None]).any():
+        score: NDArray[np.float64] = got[:n, 0, :, : len(pages.id)].astype(np.float64)  # the states at the first step
+        moved = np.flatnonzero((v.of != v.of[0]).any(0))
+        score[..., moved] = np.take_along_axis(got[:n, 0], v.of[:, None, moved], -1)
+        if settle(score, exists, UNBOUNDED):
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
-        np.clip(score, -UNBOUNDED, UNBOUNDED, out=score)  # in place: of 128K tokens a copy is 16 MB
-        np.copyto(score, -np.inf, where=~exists[:, None])
         return score
 
 
@@ -272,14 +271,16 @@ class Summaries:
         state[:, self.size] = v.closed
         stale = (state != self.state[ids]).any(1)
         made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
+        out = made if stale.all() else {name: x[ids] for name, x in self.arrays.items()}
+        newest = np.zeros(len(pages.id), np.int64)
+        newest[v.page] = np.arange(len(ids))  # pages repeat in order of step: the last state stays
+        changed = newest[np.unique(v.page[stale])]
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
-        out = {name: x[ids] for name, x in self.arrays.items()}
-        for name, x in made.items():
             out[name][stale] = x
-            self.arrays[name][ids] = out[name]  # ids repeat in order of step: the last state stays
-        self.state[ids] = state
+            self.arrays[name][ids[changed]] = out[name][changed]
+        self.state[ids[newest]] = state[newest]
         return out
 
     def _as_written(self, v: Versions, pages: Pages, pos: Ints) -> tuple[Versions, Ints]:
@@ -291,12 +292,14 @@ class Summaries:
 
     def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
         """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""
-        parts = []
-        for one in np.split(which, range(TOGETHER, len(which), TOGETHER)):
+        out: dict[str, NDArray[Any]] = {}
+        for first in range(0, len(which), TOGETHER):
+            one = which[first : first + TOGETHER]
             valid = v.valid[one]
             keys, error = self._keys(np.where(valid, at[one], 0), v.blurred[one])
-            parts.append(self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            for name, x in self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted).items():
+                out.setdefault(name, np.empty((len(which), *x.shape[1:]), x.dtype))[first : first + TOGETHER] = x
+        return out
 
     def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """f64[m, S, d] at positions [m, S] as the index wants them, and when it widens them by their error, that too."""

@@ -114,9 +114,12 @@ def forced_pages(forced: Forced, ids: NDArray[np.int64], size: int, t: NDArray[n
     """bool[N, P]: pages read whatever their score. ids i64[P] on the absolute grid, t i64[N]."""
     first, last = ids * size, (ids + 1) * size - 1
     now = t[:, None]
-    tail = forced.tail & (first <= now) & (now <= last)
-    recent = (forced.recent > 0) & (last >= now + 1 - forced.recent) & (first <= now)
-    return tail | (first < forced.sinks) | recent
+    out = np.tile(first < forced.sinks, (len(t), 1))
+    if forced.tail:
+        out |= (first <= now) & (now <= last)
+    if forced.recent > 0:
+        out |= (last >= now + 1 - forced.recent) & (first <= now)
+    return out
 
 
 def joint(heads: str, score: NDArray[np.float64], exists: Mask, unit: float) -> NDArray[np.float64]:
@@ -145,7 +148,7 @@ def pick(
     """chosen bool[N, G, P]: the first k[n] pages of each order, never fewer than the forced ones; all pages where k reaches them.
 
     With shards that do not rank together, the first of every shard: its part of k, or all of it."""
-    chosen: Mask = np.zeros(order.shape, bool)
+    chosen: Mask = np.empty(order.shape, bool)
     if over is None or over.budget == "global":
         first_pages(order, np.maximum(k, (forced & exists).sum(1)), chosen)
     else:
@@ -155,7 +158,8 @@ def pick(
             mine = np.take_along_axis(np.broadcast_to((shard == s)[:, None], order.shape), at, -1)
             place |= mine & (mine.cumsum(-1) <= many[:, None, None])
         np.put_along_axis(chosen, at, place, -1)
-    chosen = np.where((k >= exists.sum(1))[:, None, None], exists[:, None], chosen)
+    everything = k >= exists.sum(1)
+    chosen[everything] = exists[everything, None]
     if heads == "share":
         chosen = np.asarray(chosen.any(1, keepdims=True))
     return np.repeat(chosen, group, 1) if chosen.shape[1] == 1 and group > 1 else chosen

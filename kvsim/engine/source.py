@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvsim.errors import WrongUse
 from kvsim.geometry import FUTURE, KEY_NORM, PREFILL_MASS, WO_NORM, Layer, Need, Request, Span
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
-from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.numbers import to_float32, to_float64
 
 Raw = NDArray[Any]  # float32, float16, or the bits of bfloat16 as uint16
 NO_SINK = -1e300
@@ -75,7 +75,7 @@ class Source:
 
     def rows(self, name: str, head: int, pos: NDArray[np.int64]) -> NDArray[np.float64]:
         """`k`, `v` or `k_pre` of one kv head at positions [n] -> float64 [n, d], exact."""
-        return to_float32(np.ascontiguousarray(getattr(self, name)[head][pos])).astype(np.float64)
+        return to_float64(getattr(self, name)[head], pos)
 
     def longest_key(self, head: int) -> float:
         """The largest L2 norm of a key of one kv head."""

@@ -34,3 +34,23 @@ def to_float32(x: np.ndarray, rows: int | None = None) -> np.ndarray:
     else:
         out[: len(x)] = x
     return out
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _some_halves(bits, rows, out):
+    near = np.empty(bits.shape[1], np.float32)
+    for i in range(len(rows)):
+        row, into = bits[rows[i]], out[i]
+        for j in range(len(near)):
+            near[j] = _half(row[j])
+        for j in range(len(near)):  # a loop of its own: from half to double there is no instruction
+            into[j] = near[j]
+
+
+def to_float64(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Some rows i64[m] of raw numbers [n, d] -> float64 [m, d]. Exact."""
+    if x.dtype != np.float16:
+        return to_float32(np.ascontiguousarray(x[rows])).astype(np.float64)
+    out = np.empty((len(rows), x.shape[1]))
+    _some_halves(x.view(np.uint16), rows, out)
+    return out

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
+
+from kvsim.kernels.exp import larger64, smaller64
 
 FORCED, RANKED, ABSENT = 0, 1, 2
 
 
+@intrinsic
+def _bits(typing, x):
+    """The float32 nearest to a float64, as u32; past float32 an infinity."""
+
+    def code(context, builder, sig, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.FloatType()), ir.IntType(32))
+
+    return types.uint32(types.float64), code
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def _pack(bits, kind, out):
-    """u64 keys that sort by (kind, score descending, page ascending), from the bits of the float32 scores: numpy sorts integers
-    three times faster than it argsorts floats. Only the score of RANKED pages counts."""
+def settle(score, exists, most):
+    """score f64[N, H, P], in place: not beyond `most` on either side, -inf where exists bool[N, P] is not. -> whether one is NaN that
+    exists."""
+    bad = False
+    for i in range(score.shape[0]):
+        for h in range(score.shape[1]):
+            row = score[i, h]
+            for p in range(len(row)):
+                bad |= exists[i, p] and row[p] != row[p]
+                row[p] = smaller64(larger64(row[p], -most), most) if exists[i, p] else -np.inf
+    return bad
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _pack(score, kind, out):
+    """u64 keys that sort by (kind, score descending, page ascending), from the bits of the float32 nearest to the score: numpy sorts
+    integers three times faster than it argsorts floats. Only the score of RANKED pages counts."""
     sign = np.uint32(0x80000000)
-    for r in range(bits.shape[0]):
-        for p in range(bits.shape[1]):
-            b = bits[r, p]
+    for r in range(score.shape[0]):
+        for p in range(score.shape[1]):
+            b = _bits(score[r, p])
             if kind[r, p] != RANKED or b == sign:  # -0.0 ties with 0.0
                 b = np.uint32(0)
             falling = b if b & sign else ~(b | sign)
@@ -41,9 +70,7 @@ def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
     """order i32[R, P]: pages by kind (FORCED, RANKED, ABSENT u8[R, P]), the ranked ones by score f64[R, P] descending; ties go to the
     lower page. Exactly lexsort((page, -score, kind))."""
     keys = np.empty(score.shape, np.uint64)
-    with np.errstate(over="ignore", invalid="ignore"):  # past float32 scores tie at infinity, until float64 tells them apart
-        near = score.astype(np.float32)
-    _pack(near.view(np.uint32), kind, keys)
+    _pack(score, kind, keys)  # past float32 scores tie at infinity, until float64 tells them apart
     keys.sort(axis=1)
     order = np.empty(score.shape, np.int32)
     _unpack(keys, score, order)
@@ -51,10 +78,10 @@ def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def live_rows(flags, start, alive, out):
-    """out i64[nb, P]: slots start[p] ... start[p + 1] of flags u8[nb, n] that have the bits `alive`."""
+def live_rows(flags, start, which, alive, out):
+    """out i64[nb, P] of some pages p: slots start[p] ... start[p + 1] of flags u8[nb, n] that have the bits `alive`."""
     for i in range(flags.shape[0]):
-        for p in range(len(start) - 1):
+        for p in which:
             n = 0
             for s in range(start[p], start[p + 1]):
                 n += (flags[i, s] & alive) != 0

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LARGEST = np.finfo(np.float64).max
+FORMATS = {"float32": (23, -126), "float16": (10, -14), "bfloat16": (7, -126)}  # bits of the fraction, exponent of the least normal
 E4M3 = np.array([m * 2.0**-9 for m in range(8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1])
 E4M3_MIDDLE = (E4M3 + np.append(E4M3[1:], 480.0)) / 2  # past 448 and its rounding the format has no number
 
@@ -15,11 +16,22 @@ E4M3_MIDDLE = (E4M3 + np.append(E4M3[1:], 480.0)) / 2  # past 448 and its roundi
 def stored(x: Floats, dtype: str, side: int) -> Floats:
     """What is kept of x. side -1: the largest number of the dtype that is not above x; +1: the smallest that is not below;
     0: the nearest. Past the largest number of the dtype: +-LARGEST, which stands for unbounded."""
+    if _of(dtype, x):
+        return x
     y = rounded(x, dtype)
     if side:
         inside = side * y < side * x
         y[inside] = side * above(side * y[inside], dtype)
     return np.clip(y, -LARGEST, LARGEST)
+
+
+def _of(dtype: str, x: Floats) -> bool:
+    """Whether all numbers are zeros or normal numbers of the dtype, as captured keys are: to see it costs a tenth of rounding."""
+    if dtype not in FORMATS:
+        return False
+    bits, least, size = *FORMATS[dtype], np.abs(x)
+    fits = (size == 0) | ((size >= 2.0**least) & (size < 2.0 ** (2 - least)))
+    return bool(fits.all()) and not bool((x.view(np.uint64) & np.uint64(2 ** (52 - bits) - 1)).any())
 
 
 def rounded(x: Floats, dtype: str) -> Floats:
