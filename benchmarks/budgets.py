@@ -8,11 +8,12 @@ import kvsim.engine.curves
 from benchmarks.h2o import source_of
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, race, ratio, show
-from kvsim.engine.attend import Dense, Held, HeldTruth, steps_per_block
+from kvsim.engine.attend import Dense, HeldTruth, Past, steps_per_block
+from kvsim.engine.attend import blocks as cut
 from kvsim.engine.curves import Curves
 from kvsim.engine.reads import Reader, ranking_of
 from kvsim.engine.source import Source
-from kvsim.kernels.order import accumulate, places
+from kvsim.kernels.order import accumulate
 from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse
 
@@ -23,29 +24,26 @@ SGEMM = "sgemm 2048^3"
 NUMPY, FULL = "numpy, 24 budgets, mass (32nd, scaled)", "numpy, 24 budgets, all of the curves (32nd, scaled)"
 
 
-def blocks(source: Source):
-    """The blocks of a lane with what quest picks in them."""
+def blocks(source: Source, keep: bool = True):
+    """The blocks of a lane with what quest picks in them; keep: whether more than masses will be asked for."""
     read = for_layer(parse("quest(read=pages(64))"), source.layer).part("read")
-    reader, per = Reader(read, source, 0, steps_per_block(source.layer.group)), steps_per_block(source.layer.group)
-    room = None
-    for at in range(0, len(source.steps), per):
-        dense = Dense(source, 0, np.arange(at, min(at + per, len(source.steps))), room)
-        room = dense.dots
-        flags = dense.flags[:, : source.request.total]
-        held = Held(np.arange(source.request.total), flags, flags, dense.dots[: source.request.total], True)
-        q = source.queries(0, dense.index).astype(np.float64)
-        yield read, dense, held, reader.pick(source.steps[dense.index], dense.t, held.pos, flags, q, HeldTruth(dense, held))
-        del dense, held, flags
+    reader = Reader(read, source, 0, steps_per_block(source.layer.group))
+    past, room = Past(source, None, 0), None
+    for index in cut(np.arange(len(source.steps)), source.layer.group):
+        dense = Dense(source, 0, index, room, keep)
+        room = dense.dots if keep else None
+        held, q = past.held(dense), source.queries(0, index).astype(np.float64)
+        yield read, dense, held, reader.pick(source.steps[index], dense.t, held.pos, held.flags, q, HeldTruth(dense, held))
+        del dense, held
 
 
 def all_budgets(source: Source) -> np.ndarray:
     """Mass f32[R, P] of every row at every budget."""
     out = []
-    for _, dense, _, picked in blocks(source):
-        n, group, pages = picked.order.shape
-        part, place = np.empty((n * group, pages), np.float32), np.empty((n, group, pages), np.int32)
-        places(picked.order, picked.forced.sum(1), place)
-        accumulate(place.reshape(n * group, pages), dense.page_mass(PAGE)[:, :pages], part)
+    for _, dense, _, picked in blocks(source, keep=False):
+        mass, upto = dense.page_mass(PAGE), picked.joined(picked.order.shape[-1])
+        part = np.empty((len(mass), upto.shape[1]), np.float32)
+        accumulate(picked.order, upto, mass, part)
         out.append(part)
     return np.concatenate(out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from kvsim.engine.reads import Picked
 from kvsim.engine.source import NO_SINK, Source
 from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
-from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE
+from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE, padded
 from kvsim.kernels.order import ABSENT, RANKED, ranked
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies.protocol import Index
@@ -42,7 +43,8 @@ def blocks(places: Ints, group: int) -> list[Ints]:
 class Dense:
     """Full attention of steps `index` (places in source.steps, one of `blocks`) of kv head `head`; rows r = i * G + g.
 
-    dots f32[T padded, R]; flags u8[N, T padded]: ALIVE where visible; lse f64[R] in powers of 2, learned sink included."""
+    flags u8[N, T padded]: ALIVE where visible; lse f64[R] in powers of 2, learned sink included. keep: whether the dot products stay, for
+    who needs more than masses of pages; they are the largest of all there is."""
 
     source: Source
     head: int
@@ -50,6 +52,7 @@ class Dense:
     room: NDArray[np.float32] | None = (
         None  # for dots, when no other block is in use: memory of this size is cleared each time it is new
     )
+    keep: bool = True
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, Floats] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
@@ -61,26 +64,39 @@ class Dense:
         self.t = src.t[self.index]
         self.first = np.array([lay.first_visible(int(t)) for t in self.t])
         self.group, self.rows = lay.group, len(self.index) * lay.group
-        keys = src.whole("k", self.head)
-        self.flags, self.every = kernel.visible(self.first, self.t, len(keys))
+        tokens = padded(src.k.shape[1], TILE)
+        self.flags, self.every = kernel.visible(self.first, self.t, tokens)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
         place = (self.index % steps_per_block(self.group))[:, None] * self.group + np.arange(self.group)
         self.place = None if place[-1, -1] == self.rows - 1 else place.ravel()
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
-        fits = self.room is not None and self.room.shape == (len(keys), len(self.q))
-        self.dots = self.room if self.room is not None and fits else np.empty((len(keys), len(self.q)), np.float32)
-        peak, mass = np.empty((2, len(keys) // PAGE, len(self.q)), np.float32)
-        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, self.dots, peak, mass, self.place)
+        dots, keys = np.empty((TILE, len(self.q)), np.float32), src.k[self.head]
+        if self.keep:
+            dots, keys = self._room(tokens), src.whole("k", self.head)
+            self.dots = dots
+        peak, mass = np.empty((2, tokens // PAGE, len(self.q)), np.float32)
+        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, dots, peak, mass, self.place)
         self._stats[PAGE] = peak, mass
         self.lse = np.empty(len(self.q))
         kernel.denominator(peak, mass, self.sink, np.float32(src.unit), np.float32(src.cap), self.lse)
         self.sink_mass = np.exp2(self.sink - self.lse)[: self.rows]
 
+    def _room(self, tokens: int) -> NDArray[np.float32]:
+        """f32[tokens, R] for dot products."""
+        shape = tokens, len(self.q)
+        return self.room if self.room is not None and self.room.shape == shape else np.empty(shape, np.float32)
+
+    @cached_property
+    def dots(self) -> NDArray[np.float32]:
+        """f32[T padded, R]: dot products, made again when they were not kept."""
+        keys = self.source.whole("k", self.head)
+        return kernel.products(keys, self.q, self._room(len(keys)), self.place)
+
     def stats(self, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(peak, mass) f32[P, R] of pages of `size`: the largest dot product, and the sum of 2**(logit - largest)."""
         if size not in self._stats:
-            start = np.append(np.arange(0, len(self.dots), size), len(self.dots))
+            start = np.append(np.arange(0, len(self.every), size), len(self.every))
             self._stats[size] = page_stats(self.dots, self.flags, self.every, start, self)
         return self._stats[size]
 
@@ -183,10 +199,15 @@ class Held:
     pos: Ints
     flags: NDArray[np.uint8]
     after: NDArray[np.uint8]
-    dots: NDArray[np.float32]
+    products: Callable[[], NDArray[np.float32]]
     whole: bool
     where: NDArray[np.uint8] | None = None
     where_after: NDArray[np.uint8] | None = None
+
+    @cached_property
+    def dots(self) -> NDArray[np.float32]:
+        """f32[n, R]: dot products of the slots."""
+        return self.products()
 
     @cached_property
     def every(self) -> NDArray[np.uint8]:
@@ -207,7 +228,7 @@ class Past:
         total = self.source.request.total
         if self.record is None or self.now is None:
             flags = block.flags[:, :total]
-            return Held(np.arange(total), flags, flags, block.dots[:total], True)
+            return Held(np.arange(total), flags, flags, lambda: block.dots[:total], True)
         lo, hi = int(block.first.min()), int(block.t.max()) + 1
         flags, after = np.empty((2, len(block.t), hi - lo), np.uint8)
         where = None if self.where is None else np.empty((2, len(block.t), hi - lo), np.uint8)
@@ -228,7 +249,7 @@ class Past:
         pos = keep + lo
         flags, after = np.ascontiguousarray(flags[:, keep]), np.ascontiguousarray(after[:, keep])
         places = () if where is None else np.ascontiguousarray(where[:, :, keep])
-        return Held(pos, flags, after, block.dots[pos], False, *places)
+        return Held(pos, flags, after, lambda: block.dots[pos], False, *places)
 
     def _pass(self, step: int) -> None:
         assert self.record is not None
@@ -310,7 +331,7 @@ def decoded_dots(block: Dense, held: Held, record: Record, at: int) -> NDArray[n
 
 def _tiled_dots(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
     """f32[n padded, R]: dot products with keys [n, d] on the fixed grid."""
-    tiled = np.zeros((kernel.padded(len(keys), TILE), keys.shape[1]), np.float32)
+    tiled = np.zeros((padded(len(keys), TILE), keys.shape[1]), np.float32)
     tiled[: len(keys)] = keys
     return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32), block.place)
 
@@ -334,7 +355,7 @@ class HeldTruth:
         blurred = (held.flags & KEY_BLUR) > 0
         exact, coded = (np.where(blurred == what, held.flags, 0).astype(np.uint8) for what in (False, True))
         dots = _tiled_dots(block, self.decoded)[held.pos]
-        return [(replace(held, flags=exact), captured), (replace(held, flags=coded, dots=dots), self.decoded[held.pos])]
+        return [(replace(held, flags=exact), captured), (replace(held, flags=coded, products=lambda: dots), self.decoded[held.pos])]
 
     def stats(self, pages: Pages) -> Stats:
         """f64[N, G, P] twice: the largest true dot product of each page (NONE: nothing live), and the sum of 2**(logit - its logit)."""
@@ -419,7 +440,7 @@ def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32])
     while at < len(pages.id):
         stop = max(at + 1, int(np.searchsorted(pages.start, pages.start[at] + TILE, side="right")) - 1)
         a, b = pages.start[at], pages.start[stop]
-        keys = np.zeros((kernel.padded(int(b - a), TILE), src.layer.key_dim))
+        keys = np.zeros((padded(int(b - a), TILE), src.layer.key_dim))
         keys[: b - a] = own[a:b]
         dots = np.empty((len(keys), len(q)))
         for x in range(0, len(keys), TILE):

@@ -51,7 +51,7 @@ class Counterfactual:
             return np.zeros(block.rows)
         pos = np.append(kept, np.arange(prompt, int(block.t.max()) + 1))
         flags = np.ascontiguousarray(block.flags[:, pos])
-        held = Held(pos, flags, flags, block.dots[pos], False)
+        held = Held(pos, flags, flags, lambda: block.dots[pos], False)
         return np.maximum(1 - block.sink_mass - held_page_mass(block, held, pages_of(pos, CHUNK)).sum(1), 0)
 
 

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from kvsim.engine.account import LEAST_MASS, relative
 from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
-from kvsim.kernels.order import accumulate, places, top_growth, union_growth
+from kvsim.kernels.order import accumulate, add_rows, places, top_growth, union_growth
 from kvsim.kernels.sparse import bucket_values
 
 TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
+KEPT = ("role", "mass", "top10", "error")  # of every step, for percentiles; of the rest a sum is enough
 GRID = 24  # budgets on which the output error is computed
 FAINT = 2.0**-80  # below this part of the dense mass, float32 weights have lost some of what was read
 
@@ -33,15 +34,22 @@ class Curves:
         """heads: who of the group picks and who reads what (quest's parameter)."""
         self.page, self.budgets, self.row_bytes, self.heads = page, budgets, row_bytes, heads
         self.grid = grid(budgets)
-        self.parts: dict[str, list[NDArray[Any]]] = {}
+        self.parts: dict[str, list[NDArray[Any]]] = {}  # what has percentiles, and the steps' roles
+        self.sums: dict[tuple[int, str], NDArray[np.float64]] = {}  # of the rest, by role (-1: all steps)
 
     def add(self, block: Dense, held: Held, picked: Picked, wanted: NDArray[np.bool_], ranking: tuple[Any, ...]) -> None:
         """wanted bool[N]: the steps that are written. Policies of one ranking have one curve, whatever their budgets."""
         key = ("curve", self.budgets, *ranking)
         if key not in block.rankings:
             block.rankings[key] = self._measure(block, held, picked)
+        role = block.rankings[key]["role"][wanted]
         for name, x in block.rankings[key].items():
-            self.parts.setdefault(name, []).append(x[wanted])
+            x = x if wanted.all() else x[wanted]
+            if name in KEPT:
+                self.parts.setdefault(name, []).append(x)
+            for one in () if name == "role" else (-1, *sorted(set(role.tolist()))):
+                total = self.sums.setdefault((one, name), np.zeros(x.shape[1:]))
+                add_rows((x if one < 0 else x[role == one]).reshape(-1, total.size), total.reshape(-1))
 
     def _measure(self, block: Dense, held: Held, picked: Picked) -> dict[str, NDArray[Any]]:
         """Every quantity at every budget: [N, G, K], of the union [N, K], of the step [N, ...]."""
@@ -49,9 +57,10 @@ class Curves:
         n, group, p = place.shape
         by_row = place.reshape(n * group, p)
         found: dict[str, NDArray[Any]] = {}
+        order, upto = self._joined(picked, place)
         for name, part in self._page_parts(block, p):
             out = np.empty((n * group, self.budgets), np.float32)
-            accumulate(by_row, part, out)
+            accumulate(order, upto, part, out)
             found[name] = out.reshape(n, group, -1)
         top = np.empty((len(TOP_R), n * group, self.budgets), np.float32)
         top_growth(by_row, *block.top, picked.pages.of_slots(), np.array(TOP_R), top)
@@ -74,6 +83,15 @@ class Curves:
         if self.heads == "share":  # all heads read what any of them picked
             place = place.min(1, keepdims=True)
         return np.ascontiguousarray(np.broadcast_to(place, (len(place), group, picked.order.shape[-1])))
+
+    def _joined(self, picked: Picked, place: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(i32[N, H, P], i64[N, K]): pages in the order in which they are read, and how many of them at each budget."""
+        assert picked.order is not None
+        if self.heads != "share":
+            return picked.order, picked.joined(self.budgets)
+        order = np.argsort(place[:, :1], axis=-1, kind="stable").astype(np.int32)
+        at = np.take_along_axis(place[:, 0], order[:, 0].astype(np.int64), -1)
+        return order, np.stack([np.searchsorted(x, np.arange(self.budgets), side="right") for x in at])
 
     def _page_parts(self, block: Dense, pages: int) -> Iterator[tuple[str, NDArray[np.float64]]]:
         """f64[R, P] of each quantity whose sum over read pages is a curve, one at a time: they are large."""
@@ -105,51 +123,54 @@ class Curves:
 
     def rows(self, q_head: int) -> list[dict[str, Any]]:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
-        whole = {name: np.concatenate(x) for name, x in self.parts.items()}
-        roles = whole["role"]
-        every = _summarise(self, whole, roles >= 0, -1, q_head)
+        kept = {name: np.concatenate(x) for name, x in self.parts.items()}
+        roles = kept.pop("role")
+        every = self._summarise(kept, roles >= 0, -1, q_head)
         found = sorted(set(roles.tolist()))
         if len(found) == 1:
             return [every, every | {"role": found[0]}]
-        return [every, *(_summarise(self, whole, roles == role, role, q_head) for role in found)]
+        return [every, *(self._summarise(kept, roles == role, role, q_head) for role in found)]
+
+    def _summarise(self, kept: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int) -> dict[str, Any]:
+        x = kept if steps.all() else {name: y[steps] for name, y in kept.items()}
+        sums, many = {name: y for (of, name), y in self.sums.items() if of == role}, int(steps.sum())
+        group, k = x["mass"].shape[1], np.arange(1, self.budgets + 1)
+
+        def flat(y: NDArray[Any]) -> NDArray[Any]:
+            return np.broadcast_to(y, (group, self.budgets)).ravel()
+
+        def ratio(name: str) -> NDArray[np.float64]:
+            part, below = sums[name], sums[f"{name}_all"][:, None]
+            return np.divide(part, below, out=np.full(part.shape, np.nan), where=below >= LEAST_MASS)
+
+        low, mid = percentiles(x["mass"], 5, 50)
+        error = np.full((2, group, self.budgets), np.nan)
+        error[0][:, self.grid - 1] = sums["error"] / many
+        error[1][:, self.grid - 1] = percentiles(x["error"], 95)[0]
+        return {
+            "q_head": np.repeat(np.arange(q_head, q_head + group), self.budgets),
+            "role": role,
+            "pages": flat(k),
+            "tokens": flat(k * self.page),
+            "read_pages_mean": flat(sums["read"] / many),
+            "union_pages_mean": flat(sums["union"] / many),
+            "read_bytes_mean": flat(sums["tokens"] / many * self.row_bytes),
+            "mass_recall_mean": flat(sums["mass"] / many),
+            "mass_recall_p5": flat(low),
+            "mass_recall_p50": flat(mid),
+            "mass_recall_min": flat(x["mass"].min(0)),
+            **{f"top{r}_recall_mean": flat(sums[f"top{r}"] / many) for r in TOP_R},
+            "top10_recall_p5": flat(percentiles(x["top10"], 5)[0]),
+            "far_recall": flat(ratio("far")),
+            "evidence_recall": flat(ratio("evidence")) if "evidence_all" in sums else None,
+            "rel_l2_mean": flat(error[0]),
+            "rel_l2_p95": flat(error[1]),
+        }
 
 
-def _summarise(
-    curves: Curves, whole: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int
-) -> dict[str, Any]:
-    x = {name: y[steps] for name, y in whole.items()}
-    group, k = x["mass"].shape[1], np.arange(1, curves.budgets + 1)
-
-    def flat(y: NDArray[Any]) -> NDArray[Any]:
-        return np.broadcast_to(y, (group, curves.budgets)).ravel()
-
-    def ratio(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-        below = whole.sum(0)[:, None]
-        return np.divide(part.sum(0, dtype=np.float64), below, out=np.full(part.shape[1:], np.nan), where=below >= LEAST_MASS)
-
-    low, mid = np.percentile(x["mass"], [5, 50], axis=0)
-    error = np.full((2, group, curves.budgets), np.nan)
-    error[0][:, curves.grid - 1] = x["error"].mean(0, dtype=np.float64)
-    error[1][:, curves.grid - 1] = np.percentile(x["error"], 95, axis=0)
-    return {
-        "q_head": np.repeat(np.arange(q_head, q_head + group), curves.budgets),
-        "role": role,
-        "pages": flat(k),
-        "tokens": flat(k * curves.page),
-        "read_pages_mean": flat(x["read"].mean(0)),
-        "union_pages_mean": flat(x["union"].mean(0)),
-        "read_bytes_mean": flat(x["tokens"].mean(0) * curves.row_bytes),
-        "mass_recall_mean": flat(x["mass"].mean(0, dtype=np.float64)),
-        "mass_recall_p5": flat(low),
-        "mass_recall_p50": flat(mid),
-        "mass_recall_min": flat(x["mass"].min(0)),
-        **{f"top{r}_recall_mean": flat(x[f"top{r}"].mean(0, dtype=np.float64)) for r in TOP_R},
-        "top10_recall_p5": flat(np.percentile(x["top10"], 5, axis=0)),
-        "far_recall": flat(ratio(x["far"], x["far_all"])),
-        "evidence_recall": flat(ratio(x["evidence"], x["evidence_all"])) if "evidence_all" in x else None,
-        "rel_l2_mean": flat(error[0]),
-        "rel_l2_p95": flat(error[1]),
-    }
+def percentiles(x: NDArray[np.float32], *which: int) -> list[NDArray[np.float32]]:
+    """Those of x [N, ...] over its first axis, [...] each; as numpy's, which are three times as slow."""
+    return list(np.percentile(x, which, axis=0))
 
 
 def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -74,7 +74,7 @@ def _ranked(source: Source, reader: Reader) -> Ranked:
     size = int(reader.read.page)
     past, found = Past(source, None, reader.head), []
     for index in blocks(np.arange(len(source.steps)), source.layer.group):
-        dense = Dense(source, reader.head, index)
+        dense = Dense(source, reader.head, index, keep=False)
         held = past.held(dense)
         q = source.queries(reader.head, index).astype(np.float64)
         truth = truth_of(dense, held, None, reader.read.index)

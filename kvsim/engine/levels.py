@@ -75,7 +75,7 @@ def _best_tokens(block: Dense, many: NDArray[np.int64]) -> tuple[Floats, Floats]
 def _everything(block: Dense) -> Held:
     total = block.source.request.total
     flags = block.flags[:, :total]
-    return Held(np.arange(total), flags, flags, block.dots[:total], True)
+    return Held(np.arange(total), flags, flags, lambda: block.dots[:total], True)
 
 
 def leading_pages(mass: Floats, many: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from kvsim.engine.source import Source
 from kvsim.engine.stop import Depths, Ordered, Truth, depths, foretold, ordered
 from kvsim.errors import WrongUse
 from kvsim.geometry import TRUTH
-from kvsim.kernels.order import settle
+from kvsim.kernels.order import page_states, settled
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
@@ -49,6 +49,10 @@ class Picked:
     certified: Mask | None
     sent: Ints
     age: Ints | None = None
+
+    def joined(self, budgets: int) -> Ints:
+        """i64[N, K]: the pages of a head's order that are read at 1 ... K pages: never fewer than the forced ones."""
+        return np.maximum(np.arange(1, budgets + 1), self.forced.sum(1)[:, None])
 
 
 class Reader:
@@ -227,10 +231,12 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
-        score: NDArray[np.float64] = got[:n, 0, :, : len(pages.id)].astype(np.float64)  # the states at the first step
-        moved = np.flatnonzero((v.of != v.of[0]).any(0))
-        score[..., moved] = np.take_along_axis(got[:n, 0], v.of[:, None, moved], -1)
-        if settle(score, exists, UNBOUNDED):
+        score, few = np.empty((n, group, len(pages.id))), np.flatnonzero((v.of != v.of[0]).any(0))
+        bad = settled(got[:n, 0, :, : len(pages.id)], exists, UNBOUNDED, score)  # the states at the first step
+        others = np.take_along_axis(got[:n, 0], v.of[:, None, few], -1)
+        bad |= settled(others, exists[:, few], UNBOUNDED, others)
+        score[..., few] = others
+        if bad:
             raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
         return score
 
@@ -238,6 +244,13 @@ class Reader:
 def ranking_of(read: Read) -> tuple[Any, ...]:
     """What decides the order of pages: all of a read policy but its budget."""
     return type(read), *((f.name, getattr(read, f.name)) for f in fields(read) if f.name != "read")
+
+
+def _rows(x: NDArray[Any], ids: Ints, many: int) -> NDArray[Any]:
+    """x[ids]; of the first `many`, ascending, a run is copied as one."""
+    if ids[many - 1] - ids[0] + 1 != many:
+        return np.asarray(x[ids])
+    return np.concatenate([x[ids[0] : ids[0] + many], x[ids[many:]]])
 
 
 def _once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
@@ -267,11 +280,10 @@ class Summaries:
             v, pos = self._as_written(v, pages, pos)
         ids, at = pages.id[v.page], pos[v.slot]
         state = np.zeros((len(ids), self.size + 1), np.uint8)
-        np.put_along_axis(state, np.where(v.valid, at % self.size, self.size), v.valid + 2 * v.blurred.astype(np.uint8), 1)
-        state[:, self.size] = v.closed
+        page_states(at, v.valid, v.blurred, v.closed, state)
         stale = (state != self.state[ids]).any(1)
         made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
-        out = made if stale.all() else {name: x[ids] for name, x in self.arrays.items()}
+        out = made if stale.all() else {name: _rows(x, ids, len(pages.id)) for name, x in self.arrays.items()}
         newest = np.zeros(len(pages.id), np.int64)
         newest[v.page] = np.arange(len(ids))  # pages repeat in order of step: the last state stays
         changed = newest[np.unique(v.page[stale])]

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
+from kvsim.kernels.numbers import to_float32
 
 ROWS = 256  # 64 rows reach two thirds of the speed of 256, and 1 024 no more (benchmarks/truth.py)
 TILE = 512
@@ -68,13 +69,16 @@ def block(rows: np.ndarray) -> np.ndarray:
 
 def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass, place=None) -> None:
     """Products and the statistics of pages of PAGE tokens, tile by tile while a tile is in the cache: dots f32[n, R] of keys
-    f32[n, d] and queries f32[R, d], or f32[TILE, R] where they are not kept; peak, mass f32[n / PAGE, R] as page_stats32 has them."""
-    start = np.arange(0, TILE + 1, PAGE)
-    turned, kept = _turned(queries, place), len(dots) == len(keys)
-    for t in range(0, len(keys), TILE):
+    [n, d] and queries f32[R, d], or f32[TILE, R] where they are not kept; peak, mass f32[n / PAGE, R] as page_stats32 has them.
+
+    keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 a tile at a time."""
+    start, near = np.arange(0, TILE + 1, PAGE), np.empty((TILE, keys.shape[1]), np.float32)
+    turned, tokens = _turned(queries, place), len(peak) * PAGE
+    for t in range(0, tokens, TILE):
         tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
-        out = dots[tile] if kept else dots
-        _product(keys[tile], turned, out, place)
+        out = dots[tile] if len(dots) == tokens else dots
+        ready = keys.dtype == np.float32 and len(keys) == tokens
+        _product(keys[tile] if ready else to_float32(keys[tile], out=near), turned, out, place)
         page_stats32(out, flags[:, tile], every[tile], start, group, np.float32(unit), np.float32(cap), peak[p], mass[p])
 
 

@@ -24,9 +24,12 @@ def _halves(bits, out):
             out[t, j] = _half(bits[t, j])
 
 
-def to_float32(x: np.ndarray, rows: int | None = None) -> np.ndarray:
-    """Raw numbers [n, d] (float32, float16, or bfloat16 bits as uint16) -> float32 [rows or n, d], zeros beyond n. Exact."""
-    out = np.zeros((rows or len(x), x.shape[1]), np.float32)
+def to_float32(x: np.ndarray, rows: int | None = None, out: np.ndarray | None = None) -> np.ndarray:
+    """Raw numbers [n, d] (float32, float16, or bfloat16 bits as uint16) -> float32 [rows or n, d] or `out`, zeros beyond n. Exact."""
+    if out is None:
+        out = np.zeros((rows or len(x), x.shape[1]), np.float32)
+    else:
+        out[len(x) :] = 0
     if x.dtype == np.float16:
         _halves(x.view(np.uint16), out)
     elif x.dtype == np.uint16:

@@ -24,17 +24,30 @@ def _bits(typing, x):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def settle(score, exists, most):
-    """score f64[N, H, P], in place: not beyond `most` on either side, -inf where exists bool[N, P] is not. -> whether one is NaN that
-    exists."""
+def settled(score, exists, most, out):
+    """out f64[N, H, P], which may be score f64[N, H, P] itself: scores not beyond `most` on either side, -inf where exists bool[N, P] is
+    not. -> whether one is NaN that exists."""
     bad = False
     for i in range(score.shape[0]):
+        here = exists[i]
         for h in range(score.shape[1]):
-            row = score[i, h]
-            for p in range(len(row)):
-                bad |= exists[i, p] and row[p] != row[p]
-                row[p] = smaller64(larger64(row[p], -most), most) if exists[i, p] else -np.inf
+            row, into = score[i, h], out[i, h]
+            for p in range(len(here)):
+                bad |= here[p] and row[p] != row[p]
+                into[p] = smaller64(larger64(row[p], -most), most) if here[p] else -np.inf
     return bad
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def page_states(pos, valid, blurred, closed, out):
+    """out u8[V, S + 1], zero before: what is at every position of a page (1: a row, 3: one that is read decoded), and whether the page is
+    closed. pos i64[V, S], valid, blurred bool[V, S], closed bool[V]."""
+    size = out.shape[1] - 1
+    for v in range(len(closed)):
+        for s in range(valid.shape[1]):
+            if valid[v, s]:
+                out[v, pos[v, s] % size] = 3 if blurred[v, s] else 1
+        out[v, size] = closed[v]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -103,8 +116,11 @@ def places(order, least, place):
     are forced are at 0, whatever the budget."""
     for i in range(order.shape[0]):
         for h in range(order.shape[1]):
-            for at in range(order.shape[2]):
-                place[i, h, order[i, h, at]] = 0 if at < least[i] else at
+            row, into = order[i, h], place[i, h]
+            for at in range(least[i]):
+                into[row[at]] = 0
+            for at in range(least[i], len(row)):
+                into[row[at]] = at
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -129,19 +145,37 @@ def top_growth(place, best, count, of, most, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def accumulate(place, part, out):
-    """out f32[R, K]: the sum of part [R, P] over the pages at a place below k in place [R, P], k = 1 ... K; float64 sums."""
-    budgets = out.shape[1]
-    at = np.empty(budgets)
-    for r in range(place.shape[0]):
-        at[:] = 0.0
-        for p in range(place.shape[1]):
-            if place[r, p] < budgets:
-                at[place[r, p]] += part[r, p]
-        total = 0.0
-        for k in range(budgets):
-            total += at[k]
-            out[r, k] = total
+def accumulate(order, upto, part, out):
+    """out f32[R, K]: the sum of part [R, P] over the first upto[i, k] pages of an order i32[N, H, P], upto i64[N, K] ascending; row
+    r = i * G + g has the order of its head, or the one of all heads; float64 sums.
+
+    A sum waits for the one before it, so those of four heads grow together."""
+    steps, heads = order.shape[:2]
+    group = len(part) // steps
+    for i in range(steps):
+        for g in range(0, group, 4):
+            w, x, y, z = g, min(g + 1, group - 1), min(g + 2, group - 1), min(g + 3, group - 1)
+            ow, ox, oy, oz = order[i, w % heads], order[i, x % heads], order[i, y % heads], order[i, z % heads]
+            w, x, y, z = i * group + w, i * group + x, i * group + y, i * group + z
+            a = b = c = d = 0.0
+            done = 0
+            for k in range(out.shape[1]):
+                for at in range(done, upto[i, k]):  # an unsigned place is not looked at for a minus
+                    a += part[w, np.uint64(ow[at])]
+                    b += part[x, np.uint64(ox[at])]
+                    c += part[y, np.uint64(oy[at])]
+                    d += part[z, np.uint64(oz[at])]
+                done = upto[i, k]
+                out[w, k], out[x, k], out[y, k], out[z, k] = a, b, c, d
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_rows(rows, total):
+    """total f64[M] += every row of [n, M], one after the other: so the sum is the same however rows are cut into blocks."""
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(len(total)):
+            total[j] += np.float64(row[j])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

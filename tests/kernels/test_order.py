@@ -14,6 +14,7 @@ from kvsim.kernels.order import (
     FORCED,
     RANKED,
     accumulate,
+    add_rows,
     common,
     first_pages,
     live_rows,
@@ -56,19 +57,29 @@ def test_pages_by_kind_score_and_number(draw, seed, rows, count):
     assert order.tolist() == [naive.ranked(s, k) for s, k in zip(score.tolist(), kind.tolist(), strict=True)]
 
 
-@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 30), st.integers(0, 30), st.integers(1, 40))
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9), st.booleans(), st.integers(1, 30), st.integers(1, 40))
 @settings(deadline=None, max_examples=60)
-def test_sums_at_every_budget(seed, rows, count, forced, budgets):
+def test_sums_at_every_budget(seed, steps, group, one, count, budgets):
     rng = np.random.default_rng(seed)
-    order = np.argsort(rng.random((rows, count)), axis=1).astype(np.int32)
-    part, least, out = (
-        rng.random((rows, count)),
-        rng.integers(0, min(forced, count) + 1, rows),
-        np.full((rows, budgets), 7, np.float32),
-    )
-    accumulate(read_first(order[:, None], least)[:, 0], part, out)
-    for r, k in np.ndindex(rows, budgets):
-        assert out[r, k] == pytest.approx(sum(part[r, p] for p in naive.read_at(order[r], least[r], k + 1)), rel=1e-6)
+    order = np.argsort(rng.random((steps, 1 if one else group, count)), axis=2).astype(np.int32)
+    upto = np.sort(rng.integers(0, count + 1, (steps, budgets)), axis=1)
+    part, out = rng.random((steps * group, count)), np.full((steps * group, budgets), 7, np.float32)
+    accumulate(order, upto, part, out)
+    for r, k in np.ndindex(out.shape):
+        i, g = divmod(r, group)
+        assert out[r, k] == np.float32(sum(part[r, p] for p in order[i, 0 if one else g, : upto[i, k]]))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9))
+@settings(deadline=None, max_examples=20)
+def test_a_sum_of_rows_does_not_hang_on_how_they_are_cut(seed, n, width):
+    rows = np.random.default_rng(seed).standard_normal((n, width)).astype(np.float32)
+    whole, cut = np.zeros(width), np.zeros(width)
+    add_rows(rows, whole)
+    for part in np.array_split(rows, 3):
+        add_rows(part, cut)
+    assert (whole == cut).all()
+    assert (whole == [sum(map(float, column)) for column in rows.T]).all()
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.integers(1, 15), st.integers(1, 9))
