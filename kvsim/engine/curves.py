@@ -15,7 +15,8 @@ from kvsim.kernels.order import accumulate, add_rows, places, top_growth, union_
 from kvsim.kernels.sparse import bucket_values
 
 TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
-KEPT = ("role", "mass", "top10", "error")  # of every step, for percentiles; of the rest a sum is enough
+KEPT = ("mass", "top10", "error")  # of every step, for percentiles; of the rest a sum is enough
+COLUMNS = 128  # sorted at a time
 GRID = 24  # budgets on which the output error is computed
 FAINT = 2.0**-80  # below this part of the dense mass, float32 weights have lost some of what was read
 
@@ -34,7 +35,8 @@ class Curves:
         """heads: who of the group picks and who reads what (quest's parameter)."""
         self.page, self.budgets, self.row_bytes, self.heads = page, budgets, row_bytes, heads
         self.grid = grid(budgets)
-        self.parts: dict[str, list[NDArray[Any]]] = {}  # what has percentiles, and the steps' roles
+        self.roles: list[NDArray[np.int8]] = []
+        self.parts: dict[str, list[NDArray[np.float32]]] = {}  # what has percentiles
         self.sums: dict[tuple[int, str], NDArray[np.float64]] = {}  # of the rest, by role (-1: all steps)
 
     def add(self, block: Dense, held: Held, picked: Picked, wanted: NDArray[np.bool_], ranking: tuple[Any, ...]) -> None:
@@ -42,12 +44,14 @@ class Curves:
         key = ("curve", self.budgets, *ranking)
         if key not in block.rankings:
             block.rankings[key] = self._measure(block, held, picked)
-        role = block.rankings[key]["role"][wanted]
+        src = block.source
+        several, role = set(src.request.roles[src.t].tolist()), src.request.roles[block.t][wanted]
+        self.roles.append(role)
         for name, x in block.rankings[key].items():
             x = x if wanted.all() else x[wanted]
             if name in KEPT:
                 self.parts.setdefault(name, []).append(x)
-            for one in () if name == "role" else (-1, *sorted(set(role.tolist()))):
+            for one in (-1, *several) if len(several) > 1 else (-1,):
                 total = self.sums.setdefault((one, name), np.zeros(x.shape[1:]))
                 add_rows((x if one < 0 else x[role == one]).reshape(-1, total.size), total.reshape(-1))
 
@@ -70,7 +74,7 @@ class Curves:
         union_growth(place, picked.rows, *union)
         union_growth(place[:, :1], picked.rows, *one)  # every head reads as many pages
         found |= {"read": one[0], "union": union[0], "tokens": union[1]}
-        found |= {"role": block.source.request.roles[block.t], "far_all": block.far_mass.reshape(n, group)}
+        found["far_all"] = block.far_mass.reshape(n, group)
         if block.source.request.evidence:
             found["evidence_all"] = block.evidence_mass.reshape(n, group)
         return found
@@ -123,18 +127,20 @@ class Curves:
 
     def rows(self, q_head: int) -> list[dict[str, Any]]:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
-        kept = {name: np.concatenate(x) for name, x in self.parts.items()}
-        roles = kept.pop("role")
-        every = self._summarise(kept, roles >= 0, -1, q_head)
+        roles = np.concatenate(self.roles)
         found = sorted(set(roles.tolist()))
+        every = self._summarise(-1, [roles >= -1 for roles in self.roles], q_head)
         if len(found) == 1:
             return [every, every | {"role": found[0]}]
-        return [every, *(self._summarise(kept, roles == role, role, q_head) for role in found)]
+        return [every, *(self._summarise(one, [roles == one for roles in self.roles], q_head) for one in found)]
 
-    def _summarise(self, kept: dict[str, NDArray[Any]], steps: NDArray[np.bool_], role: int, q_head: int) -> dict[str, Any]:
-        x = kept if steps.all() else {name: y[steps] for name, y in kept.items()}
-        sums, many = {name: y for (of, name), y in self.sums.items() if of == role}, int(steps.sum())
-        group, k = x["mass"].shape[1], np.arange(1, self.budgets + 1)
+    def _summarise(self, role: int, steps: list[NDArray[np.bool_]], q_head: int) -> dict[str, Any]:
+        """steps: which of every block."""
+        sums, many = {name: y for (of, name), y in self.sums.items() if of == role}, sum(int(x.sum()) for x in steps)
+        group, k = len(sums["mass"]), np.arange(1, self.budgets + 1)
+
+        def at(name: str, *which: float) -> NDArray[np.float64]:
+            return percentiles([x if s.all() else x[s] for x, s in zip(self.parts[name], steps, strict=True)], which)
 
         def flat(y: NDArray[Any]) -> NDArray[Any]:
             return np.broadcast_to(y, (group, self.budgets)).ravel()
@@ -143,10 +149,10 @@ class Curves:
             part, below = sums[name], sums[f"{name}_all"][:, None]
             return np.divide(part, below, out=np.full(part.shape, np.nan), where=below >= LEAST_MASS)
 
-        low, mid = percentiles(x["mass"], 5, 50)
+        least, low, mid = at("mass", 0, 5, 50)
         error = np.full((2, group, self.budgets), np.nan)
         error[0][:, self.grid - 1] = sums["error"] / many
-        error[1][:, self.grid - 1] = percentiles(x["error"], 95)[0]
+        error[1][:, self.grid - 1] = at("error", 95)[0]
         return {
             "q_head": np.repeat(np.arange(q_head, q_head + group), self.budgets),
             "role": role,
@@ -158,9 +164,9 @@ class Curves:
             "mass_recall_mean": flat(sums["mass"] / many),
             "mass_recall_p5": flat(low),
             "mass_recall_p50": flat(mid),
-            "mass_recall_min": flat(x["mass"].min(0)),
+            "mass_recall_min": flat(least),
             **{f"top{r}_recall_mean": flat(sums[f"top{r}"] / many) for r in TOP_R},
-            "top10_recall_p5": flat(percentiles(x["top10"], 5)[0]),
+            "top10_recall_p5": flat(at("top10", 5)[0]),
             "far_recall": flat(ratio("far")),
             "evidence_recall": flat(ratio("evidence")) if "evidence_all" in sums else None,
             "rel_l2_mean": flat(error[0]),
@@ -168,9 +174,24 @@ class Curves:
         }
 
 
-def percentiles(x: NDArray[np.float32], *which: int) -> list[NDArray[np.float32]]:
-    """Those of x [N, ...] over its first axis, [...] each; as numpy's, which are three times as slow."""
-    return list(np.percentile(x, which, axis=0))
+def percentiles(parts: list[NDArray[np.float32]], which: tuple[float, ...]) -> NDArray[np.float64]:
+    """Parts [n, ...] of one array, cut along its first axis -> [len(which), ...]: percentiles over that axis, between two numbers on a line.
+
+    Whole columns are sorted, a few at a time, which is seven times as fast as np.percentile."""
+    flat = [x.reshape(len(x), -1) for x in parts]
+    n, width = sum(map(len, flat)), flat[0].shape[1]
+    at = np.array(which) / 100 * (n - 1)
+    low = at.astype(np.int64)
+    high, part = np.minimum(low + 1, n - 1), at - low
+    out, column = np.empty((len(which), width)), np.empty((COLUMNS, n), np.float32)
+    for a in range(0, width, COLUMNS):
+        some, first = column[: min(COLUMNS, width - a)], 0
+        for x in flat:
+            some[:, first : first + len(x)] = x[:, a : a + COLUMNS].T
+            first += len(x)
+        some.sort(axis=1)
+        out[:, a : a + COLUMNS] = (some[:, low] * (1 - part) + some[:, high] * part).T
+    return out.reshape(len(which), *parts[0].shape[1:])
 
 
 def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -186,15 +207,15 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
 
 def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """f64[R, P]: of each page's dense mass what lies on far positions; only the pages at the two edges are counted by token."""
-    low, high = (np.repeat(x, block.group) for x in block.far_range)
+    low, high = block.far_range
     first, pages = np.arange(mass.shape[1]) * size, mass.shape[1]
     inside = (first >= low[:, None]) & (first + size <= high[:, None])
-    out = np.where(inside, mass, 0.0)
     edge = (first < high[:, None]) & (first + size > low[:, None]) & ~inside
+    out = np.where(inside[:, None], mass.reshape(len(low), block.group, pages), 0.0)
     for p in np.flatnonzero(edge.any(0)):
-        part = block.mass_between(np.maximum(block.far_range[0], p * size), np.minimum(block.far_range[1], (p + 1) * size))
-        out[:, p] = np.where(edge[:, p], part, out[:, p])
-    return out[:, :pages]
+        part = block.mass_between(np.maximum(low, p * size), np.minimum(high, (p + 1) * size)).reshape(len(low), -1)
+        out[:, :, p] = np.where(edge[:, p, None], part, out[:, :, p])
+    return out.reshape(mass.shape)
 
 
 def marked_parts(block: Dense, mask: NDArray[np.bool_], size: int, pages: int) -> NDArray[np.float64]:

@@ -213,16 +213,16 @@ class Reader:
         full = max(self.full_block, n)
         batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
         batch[:n, 0], times[:n] = q, t
-        told = None
+        asked = None
         if TRUTH in self.read.needs:
 
-            def told(kind: str) -> NDArray[np.float64]:
+            def asked(kind: str) -> NDArray[np.float64]:
                 out = np.zeros((full, 1, group, len(v.page)))
                 out[:n, 0] = (truth.mass(pages) if kind == "mass" else truth.peak(pages))[..., v.page]
                 return out
 
         where = (self.source.request.id, self.source.layer.id, self.head)
-        view = View(times, batch, pages.id[v.page][None], summary, where, told)
+        view = View(times, batch, pages.id[v.page][None], summary, where, asked)
         for x in (batch, times, *summary.values()):
             x.flags.writeable = False
         got = self.read.score(view)
@@ -231,9 +231,10 @@ class Reader:
             raise WrongUse(
                 f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
             )
+        told = np.ascontiguousarray(got[:n, 0])
         score, few = np.empty((n, group, len(pages.id))), np.flatnonzero((v.of != v.of[0]).any(0))
-        bad = settled(got[:n, 0, :, : len(pages.id)], exists, UNBOUNDED, score)  # the states at the first step
-        others = np.take_along_axis(got[:n, 0], v.of[:, None, few], -1)
+        bad = settled(told, exists, UNBOUNDED, score)  # the states at the first step
+        others = np.take_along_axis(told, v.of[:, None, few], -1)
         bad |= settled(others, exists[:, few], UNBOUNDED, others)
         score[..., few] = others
         if bad:

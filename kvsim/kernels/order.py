@@ -25,12 +25,12 @@ def _bits(typing, x):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def settled(score, exists, most, out):
-    """out f64[N, H, P], which may be score f64[N, H, P] itself: scores not beyond `most` on either side, -inf where exists bool[N, P] is
-    not. -> whether one is NaN that exists."""
+    """out f64[N, H, P] = score f64[N, H, P or more], but not beyond `most` on either side, and -inf where exists bool[N, P] is not.
+    -> whether one is NaN that exists."""
     bad = False
-    for i in range(score.shape[0]):
+    for i in range(out.shape[0]):
         here = exists[i]
-        for h in range(score.shape[1]):
+        for h in range(out.shape[1]):
             row, into = score[i, h], out[i, h]
             for p in range(len(here)):
                 bad |= here[p] and row[p] != row[p]
@@ -157,16 +157,17 @@ def accumulate(order, upto, part, out):
             w, x, y, z = g, min(g + 1, group - 1), min(g + 2, group - 1), min(g + 3, group - 1)
             ow, ox, oy, oz = order[i, w % heads], order[i, x % heads], order[i, y % heads], order[i, z % heads]
             w, x, y, z = i * group + w, i * group + x, i * group + y, i * group + z
+            pw, px, py, pz, kw, kx, ky, kz = part[w], part[x], part[y], part[z], out[w], out[x], out[y], out[z]
             a = b = c = d = 0.0
             done = 0
             for k in range(out.shape[1]):
-                for at in range(done, upto[i, k]):  # an unsigned place is not looked at for a minus
-                    a += part[w, np.uint64(ow[at])]
-                    b += part[x, np.uint64(ox[at])]
-                    c += part[y, np.uint64(oy[at])]
-                    d += part[z, np.uint64(oz[at])]
+                for at in range(done, upto[i, k]):
+                    a += pw[np.uint32(ow[at])]  # unsigned: nobody asks whether a place is below 0
+                    b += px[np.uint32(ox[at])]
+                    c += py[np.uint32(oy[at])]
+                    d += pz[np.uint32(oz[at])]
                 done = upto[i, k]
-                out[w, k], out[x, k], out[y, k], out[z, k] = a, b, c, d
+                kw[k], kx[k], ky[k], kz[k] = a, b, c, d
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
