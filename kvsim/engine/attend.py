@@ -355,7 +355,10 @@ class HeldTruth:
         blurred = (held.flags & KEY_BLUR) > 0
         exact, coded = (np.where(blurred == what, held.flags, 0).astype(np.uint8) for what in (False, True))
         dots = _tiled_dots(block, self.decoded)[held.pos]
-        return [(replace(held, flags=exact), captured), (replace(held, flags=coded, products=lambda: dots), self.decoded[held.pos])]
+        return [
+            (replace(held, flags=exact), captured),
+            (replace(held, flags=coded, products=lambda: dots), self.decoded[held.pos]),
+        ]
 
     def stats(self, pages: Pages) -> Stats:
         """f64[N, G, P] twice: the largest true dot product of each page (NONE: nothing live), and the sum of 2**(logit - its logit)."""

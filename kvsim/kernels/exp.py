@@ -68,7 +68,9 @@ _double_bits, _bits_double = (
 )
 _double_int = _to_int(types.float64, types.int64, ir.IntType(64))
 _rint64 = _nearest(types.float64, ir.DoubleType())
-larger32, larger64 = (_extreme(kind, llvm, "llvm.maxnum") for kind, llvm in ((types.float32, ir.FloatType()), (types.float64, ir.DoubleType())))
+larger32, larger64 = (
+    _extreme(kind, llvm, "llvm.maxnum") for kind, llvm in ((types.float32, ir.FloatType()), (types.float64, ir.DoubleType()))
+)
 smaller64 = _extreme(types.float64, ir.DoubleType(), "llvm.minnum")
 
 # The polynomial of degree 5 nearest to 2**x on [-1/2, 1/2], 1 at 0: largest relative error 1.1e-7 before rounding (a linear program).

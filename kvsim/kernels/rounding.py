@@ -8,7 +8,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LARGEST = np.finfo(np.float64).max
-FORMATS = {"float32": (23, -126), "float16": (10, -14), "bfloat16": (7, -126)}  # bits of the fraction, exponent of the least normal
+FORMATS = {
+    "float32": (23, -126),
+    "float16": (10, -14),
+    "bfloat16": (7, -126),
+}  # bits of the fraction, exponent of the least normal
 E4M3 = np.array([m * 2.0**-9 for m in range(8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1])
 E4M3_MIDDLE = (E4M3 + np.append(E4M3[1:], 480.0)) / 2  # past 448 and its rounding the format has no number
 

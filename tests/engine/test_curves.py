@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvsim.engine.curves import GRID, grid
+from kvsim.engine.curves import COLUMNS, GRID, grid, percentiles
 from tests.engine.lanes import by_step, chain, lane, run
 
 LANES = {
@@ -146,3 +146,15 @@ def test_the_grid_of_output_errors():
     assert (fine[0], fine[-1]) == (1, 1000)
     assert 12 <= len(fine) <= GRID
     assert (np.diff(fine) > 0).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 1, 1), (7, 2, COLUMNS), (40, 3, 50)])
+def test_percentiles_are_those_of_numpy_however_the_steps_are_cut(shape):
+    rng = np.random.default_rng(len(shape))
+    x = np.where(rng.random(shape) < 0.3, 0.5, rng.standard_normal(shape)).astype(np.float32)
+    which = (0, 5, 50, 95, 100)
+    got = percentiles([part for part in np.array_split(x, 3) if len(part)], which)
+    assert got.shape == (len(which), *shape[1:])
+    assert np.array_equal(got, percentiles([x], which))
+    assert np.allclose(got, np.percentile(x.astype(float), which, axis=0), rtol=1e-14, atol=1e-15)
+    assert np.array_equal(got[0], x.min(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.numbers import to_float32, to_float64
 
 BITS = np.arange(2**16, dtype=np.uint16).reshape(-1, 16)
 
@@ -35,3 +35,26 @@ def test_rows_are_padded_with_zeros_and_may_lie_apart(kind):
     assert np.array_equal(to_float32(raw[::3, 1::2]), whole[::3, 1::2])
     assert np.array_equal(to_float32(raw.T.copy().T), whole)
     assert to_float32(raw[:0]).shape == (0, 16)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.uint16])
+def test_some_rows_in_float64_are_those_of_all_in_float32(kind):
+    raw = BITS[1000:1024].view(np.float16).astype(kind) if kind != np.uint16 else BITS[1000:1024]
+    rows = np.array([3, 0, 23, 3])
+    for x in (raw, raw[:, ::2], np.asfortranarray(raw)):
+        got = to_float64(x, rows)
+        assert got.dtype == np.float64
+        assert np.array_equal(got, to_float32(x)[rows].astype(np.float64), equal_nan=True)
+    assert to_float64(raw, rows[:0]).shape == (0, 16)
+
+
+def test_every_half_in_float64():
+    with np.errstate(invalid="ignore"):
+        want = BITS.view(np.float16).astype(np.float64)
+    assert np.array_equal(to_float64(BITS.view(np.float16), np.arange(len(BITS))), want, equal_nan=True)
+
+
+def test_room_that_is_given_is_filled_to_its_end():
+    room = np.full((5, 16), 7, np.float32)
+    assert to_float32(BITS[:3], out=room) is room
+    assert np.array_equal(room, to_float32(BITS[:3], 5), equal_nan=True)

@@ -20,6 +20,7 @@ from kvsim.kernels.order import (
     live_rows,
     places,
     ranked,
+    settled,
     top_growth,
     union_growth,
 )
@@ -143,3 +144,18 @@ def test_first_pages_of_an_order(seed, steps, heads, pages):
     for i in range(steps):
         for h in range(heads):
             assert set(np.flatnonzero(chosen[i, h])) == set(orders[i, h, : count[i]])
+
+
+@pytest.mark.parametrize("nan", [None, (1, 0, 2), (1, 1, 3)])
+def test_settled_scores(nan):
+    """Page 3 does not exist at step 1, and columns beyond the pages are not looked at."""
+    score = np.array([[[0.0, -np.inf, np.inf, 2.5], [1e201, -1e201, -0.0, 1.0]]] * 2)
+    exists = np.array([[True] * 4, [True, True, True, False]])
+    if nan:
+        score[nan] = np.nan
+    more = np.concatenate([score, np.full((2, 2, 1), np.nan)], -1)
+    out = np.empty(score.shape)
+    assert settled(more, exists, 1e200, out) == (nan == (1, 0, 2))
+    want = np.where(exists[:, None], np.clip(score, -1e200, 1e200), -np.inf)
+    there = ~np.isnan(score)
+    assert np.array_equal(out[there], want[there])

@@ -82,3 +82,14 @@ def test_rounding_by_hand():
     assert [kept(1.00048, "float16", side) for side in (-1, 0, 1)] == [1.0, 1.0, 1.0009765625]
     assert (kept(-2.07, "bfloat16", -1), kept(3.17, "bfloat16", 1)) == (-2.078125, 3.171875)
     assert rounded(np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8]), "bfloat16").tolist() == [1, 1 + 2.0**-6, -1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("side", [-1, 0, 1])
+def test_numbers_of_the_dtype_stay_as_they_are(dtype, side):
+    """All alone, where nothing is rounded, and beside one that is."""
+    x = NUMBERS[dtype] if dtype in NUMBERS else np.float32([0, 1.5, -3e38, 1e-40, 2.0**-149, 2.0**-126]).astype(float)
+    for other in ([], [1 + 2.0**-40]):
+        assert np.array_equal(stored(np.append(x, other), dtype, side)[: len(x)], x)
+    normal = x[(np.abs(x) >= 2.0**-14) | (x == 0)]
+    assert np.array_equal(stored(normal, dtype, side), normal)

@@ -109,6 +109,19 @@ def test_the_engine_judges_by_the_same_numbers(pair):
             assert np.array_equal(heads(np.where(np.arange(64) < count[:, None], best, -1)), truth.top[mine])
 
 
+@pytest.mark.parametrize("steps", [slice(None), slice(-1, None)])
+def test_products_that_were_not_kept_are_made_again(pair, steps):
+    source = pair[0]
+    index = np.arange(min(len(source.t), steps_per_block(source.layer.group)))[steps]
+    for h in range(source.layer.kv_heads):
+        kept, light = Dense(source, h, index), Dense(source, h, index, keep=False)
+        assert "dots" not in vars(light)
+        for size in (PAGE, 8):
+            assert np.array_equal(light.page_mass(size), kept.page_mass(size))
+        assert np.array_equal(light.dots[:, : light.rows], kept.dots[:, : kept.rows])
+        assert np.array_equal(light.out, kept.out)
+
+
 def test_output_and_top_are_left_out_when_not_asked_for(pair):
     whole, bare, few = dense(pair[1]), dense(pair[1], output=False, top=0), dense(pair[1], top=3)
     assert (bare.out, bare.top) == (None, None)
