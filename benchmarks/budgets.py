@@ -18,6 +18,7 @@ from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse
 
 PAGE = 16
+READ = parse("quest(read=pages(64))")
 OURS = "kvsim: truth, bounds, mass at all 2 048 budgets"
 CURVES, ERRORS = "kvsim: the whole curves without output error", "kvsim: the whole curves"
 SGEMM = "sgemm 2048^3"
@@ -26,7 +27,7 @@ NUMPY, FULL = "numpy, 24 budgets, mass (32nd, scaled)", "numpy, 24 budgets, all 
 
 def blocks(source: Source, keep: bool = True):
     """The blocks of a lane with what quest picks in them; keep: whether more than masses will be asked for."""
-    read = for_layer(parse("quest(read=pages(64))"), source.layer).part("read")
+    read = for_layer(READ, source.layer).part("read")
     reader = Reader(read, source, 0, steps_per_block(source.layer.group))
     past, room = Past(source, None, 0), None
     for index in cut(np.arange(len(source.steps)), source.layer.group):
@@ -39,13 +40,12 @@ def blocks(source: Source, keep: bool = True):
 
 def all_budgets(source: Source) -> np.ndarray:
     """Mass f32[R, P] of every row at every budget."""
-    out = []
+    group = source.layer.group
+    out = np.empty((len(source.steps) * group, -(-source.request.total // PAGE)), np.float32)
     for _, dense, _, picked in blocks(source, keep=False):
-        mass, upto = dense.page_mass(PAGE), picked.joined(picked.order.shape[-1])
-        part = np.empty((len(mass), upto.shape[1]), np.float32)
-        accumulate(picked.order, upto, mass, part)
-        out.append(part)
-    return np.concatenate(out)
+        rows = slice(dense.index[0] * group, (dense.index[-1] + 1) * group)
+        accumulate(picked.order, picked.joined(out.shape[1]), dense.page_mass(PAGE), out[rows])
+    return out
 
 
 def curves(source: Source, errors: bool) -> None:

@@ -53,7 +53,8 @@ class Curves:
                 self.parts.setdefault(name, []).append(x)
             for one in (-1, *several) if len(several) > 1 else (-1,):
                 total = self.sums.setdefault((one, name), np.zeros(x.shape[1:]))
-                add_rows((x if one < 0 else x[role == one]).reshape(-1, total.size), total.reshape(-1))
+                rows = x if one < 0 else x[role == one]
+                add_rows(rows.reshape(len(rows), total.size), total.reshape(-1))
 
     def _measure(self, block: Dense, held: Held, picked: Picked) -> dict[str, NDArray[Any]]:
         """Every quantity at every budget: [N, G, K], of the union [N, K], of the step [N, ...]."""
@@ -129,10 +130,10 @@ class Curves:
         """Columns per role (-1: all steps) of the query heads of this kv head; the first of them is q_head."""
         roles = np.concatenate(self.roles)
         found = sorted(set(roles.tolist()))
-        every = self._summarise(-1, [roles >= -1 for roles in self.roles], q_head)
+        every = self._summarise(-1, [np.ones(len(x), bool) for x in self.roles], q_head)
         if len(found) == 1:
             return [every, every | {"role": found[0]}]
-        return [every, *(self._summarise(one, [roles == one for roles in self.roles], q_head) for one in found)]
+        return [every, *(self._summarise(one, [x == one for x in self.roles], q_head) for one in found)]
 
     def _summarise(self, role: int, steps: list[NDArray[np.bool_]], q_head: int) -> dict[str, Any]:
         """steps: which of every block."""

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 from kvsim.kernels.exp import larger64, smaller64
 
 FORCED, RANKED, ABSENT = 0, 1, 2
+SORTED = 32  # rows at a time, so that their keys stay in the cache
 
 
 @intrinsic
@@ -82,11 +83,12 @@ def _unpack(keys, score, order):
 def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
     """order i32[R, P]: pages by kind (FORCED, RANKED, ABSENT u8[R, P]), the ranked ones by score f64[R, P] descending; ties go to the
     lower page. Exactly lexsort((page, -score, kind))."""
-    keys = np.empty(score.shape, np.uint64)
-    _pack(score, kind, keys)  # past float32 scores tie at infinity, until float64 tells them apart
-    keys.sort(axis=1)
-    order = np.empty(score.shape, np.int32)
-    _unpack(keys, score, order)
+    order, keys = np.empty(score.shape, np.int32), np.empty((min(len(score), SORTED), score.shape[1]), np.uint64)
+    for r in range(0, len(score), SORTED):
+        some, mine = slice(r, r + SORTED), keys[: len(score) - r]
+        _pack(score[some], kind[some], mine)  # past float32 scores tie at infinity, until float64 tells them apart
+        mine.sort(axis=1)
+        _unpack(mine, score[some], order[some])
     return order
 
 
