@@ -179,7 +179,7 @@ def percentiles(parts: list[NDArray[np.float32]], which: tuple[float, ...]) -> N
     """Parts [n, ...] of one array, cut along its first axis -> [len(which), ...]: percentiles over that axis, between two numbers on a line.
 
     Whole columns are sorted, a few at a time, which is seven times as fast as np.percentile."""
-    flat = [x.reshape(len(x), -1) for x in parts]
+    flat = [x.reshape(len(x), -1) for x in parts if len(x)]
     n, width = sum(map(len, flat)), flat[0].shape[1]
     at = np.array(which) / 100 * (n - 1)
     low = at.astype(np.int64)

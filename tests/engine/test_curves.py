@@ -153,7 +153,7 @@ def test_percentiles_are_those_of_numpy_however_the_steps_are_cut(shape):
     rng = np.random.default_rng(len(shape))
     x = np.where(rng.random(shape) < 0.3, 0.5, rng.standard_normal(shape)).astype(np.float32)
     which = (0, 5, 50, 95, 100)
-    got = percentiles([part for part in np.array_split(x, 3) if len(part)], which)
+    got = percentiles(np.array_split(x, 3), which)
     assert got.shape == (len(which), *shape[1:])
     assert np.array_equal(got, percentiles([x], which))
     assert np.allclose(got, np.percentile(x.astype(float), which, axis=0), rtol=1e-14, atol=1e-15)
