@@ -9,6 +9,7 @@ Everything here is loaded when it is first asked for. A policy needs no entry: k
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from kvsim.policies.language import parse, per_layer
     from kvsim.policies.rules import exact, gap, mass, top_p
     from kvsim.replay.run import Run, replay
+    from kvsim.replay.sweep import sweep
     from kvsim.report.page import report
     from kvsim.trace.open import open_trace
     from kvsim.units import kib, mib, pages, shards, share, tokens
@@ -40,6 +42,7 @@ __all__ = [
     "report",
     "shards",
     "share",
+    "sweep",
     "tokens",
     "top_p",
 ]
@@ -75,6 +78,8 @@ for _package in map(import_module, _VERBS):
 
 
 def __getattr__(name: str) -> Any:
+    if name == "sweep":  # as replay, it knows nothing of metrics
+        return partial(import_module("kvsim.replay.sweep").sweep, also=import_module("kvsim.metrics.diagnostics").write)
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     if not name.startswith("_"):

@@ -130,6 +130,21 @@ def replay_(args: argparse.Namespace) -> int:
     return DONE
 
 
+def sweep_(args: argparse.Namespace) -> int:
+    from kvsim.metrics.diagnostics import write
+    from kvsim.replay.sweep import sweep
+
+    options = {name: getattr(args, name) for name in SWEEP}
+    try:
+        with _progress("sweep") as progress:
+            for run in sweep(args.study, args.out, tell=_complain, progress=progress, also=write, **options):
+                print(run.path)
+    except KeyboardInterrupt:
+        _complain(f"interrupted: the same command goes on from what is finished in {args.out}")
+        return INTERRUPTED
+    return DONE
+
+
 def calibrate_(args: argparse.Namespace) -> None:
     from kvsim.replay.calibrate import calibrate
 
@@ -475,6 +490,7 @@ def _bytes(text: str | None) -> int | None:
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
 REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
+SWEEP = ("workers", "memory", "max_tasks", "strict", "dry_run")
 SYNTH = {
     "seed": "of everything that is drawn",
     "requests": "prompts",
@@ -583,6 +599,22 @@ def _replay_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--allocator", choices=("head", "layer"), default="head", help="whose rows keep a physical page")
     p.add_argument("--strict", action="store_true", help="check the laws that every table obeys")
     _policy_file(p)
+
+
+def _sweep_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("study", metavar="STUDY.toml", help="traces, policies and the grid of their parameters")
+    p.add_argument("-o", "--out", required=True, metavar="RUN", help="a folder: a run directory for each trace")
+    p.add_argument("--workers", type=int, metavar="N", help="processes (default: as many as cores, fewer for little work)")
+    p.add_argument("--memory", metavar="SIZE", help="of all workers together, for example 8GiB (default: what is free)")
+    p.add_argument(
+        "--max-tasks",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="refuse a study of more layers x policies (default: 1000000)",
+    )
+    p.add_argument("--dry-run", action="store_true", help="print tasks, time, memory and size, and stop")
+    p.add_argument("--strict", action="store_true", help="check the laws that every table obeys")
 
 
 def _calibrate_options(p: argparse.ArgumentParser) -> None:
@@ -831,6 +863,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, Callable[[argparse.Namespace], Any], 
     ("trace", "check"): ("sizes, hashes, positions and values of a trace", trace_check, _trace_options),
     ("trace", "synth"): ("write a seeded synthetic trace with a known answer", trace_synth, _synth_options),
     ("replay",): ("replay policies on a trace", replay_, _replay_options),
+    ("sweep",): ("a grid of policies on several traces, resumable", sweep_, _sweep_options),
     ("calibrate",): ("learn what a codec needs beforehand from another trace", calibrate_, _calibrate_options),
     ("advise",): ("budgets per layer and kv head that reach a target at least bytes", advise_, _advise_options),
     ("policies",): ("what exists: paper, needs, parameters, presets", policies, _policies_options),
@@ -1021,15 +1054,37 @@ def _load(files: Sequence[str]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr when a person is looking."""
+def _progress(what: str = "replay") -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr when a person is looking; of a sweep, else, a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda done, tasks: None
+        yield _lines() if what == "sweep" else lambda done, tasks: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("replay")
+        task = bar.add_task(what)
         yield lambda done, tasks: bar.update(task, completed=done, total=tasks)
+
+
+EVERY = 30.0  # seconds between two lines of progress
+
+
+def _lines() -> Callable[[int, int], None]:
+    from time import monotonic
+
+    from kvsim.replay.estimate import duration
+
+    begun: list[tuple[float, int]] = []  # the time and count of the start, and of the last line
+
+    def tick(done: int, tasks: int) -> None:
+        now = monotonic()
+        if not begun:
+            begun.extend([(now, done)] * 2)
+        elif now - begun[1][0] >= EVERY and done < tasks:
+            rest = (now - begun[0][0]) / (done - begun[0][1]) * (tasks - done)
+            begun[1] = now, done
+            _complain(f"{done} of {tasks} layers done, about {duration(rest)} left")
+
+    return tick

@@ -137,6 +137,14 @@ def test_the_first_what_if_runs(tmp_path, monkeypatch, capsys):
     assert all(column in printed for column in ("resident_bytes", "rel_l2", "evidence"))
 
 
+def test_the_study_of_the_docs_runs(tmp_path, capsys):
+    (tmp_path / "study.toml").write_text(code(DOCS / "sweep.md", "[grid]"))
+    for trace in ("smollm2-needle", "smollm2-reversal"):
+        (tmp_path / trace).symlink_to(ROOT / "traces" / trace)
+    assert cli.main(["sweep", str(tmp_path / "study.toml"), "-o", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert "11 policies on 6 layers of 2 traces" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", cli.commands())
 def test_every_command_has_an_entry_with_its_options(command):
     sections = re.split(r"^## ", (DOCS / "commands.md").read_text(), flags=re.MULTILINE)

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
 from kvsim.errors import WrongUse
 from kvsim.replay.asked import Task
-from kvsim.replay.parts import floors, merge
+from kvsim.replay.parts import Parts, merge
 
 BEGUN = "begun.json"  # what OUT.partial is a part of; run.json once it is complete
 
@@ -23,7 +25,8 @@ class Draft:
 
     def __init__(self, out: Path, about: dict[str, Any]) -> None:
         self.out, self.path = out, partial(out)
-        self.parts = self.path / "parts"
+        self._parts = self.path / "parts"
+        self.parts = Parts(self._parts, key(about))
         self.about = about
 
     def __enter__(self) -> Draft:
@@ -41,7 +44,7 @@ class Draft:
                 self._go_on(begun)
             else:
                 write_json(begun, self.about)
-            self.parts.mkdir(exist_ok=True)
+            self._parts.mkdir(exist_ok=True)
         except BaseException:
             self._lock.close()
             raise
@@ -49,7 +52,7 @@ class Draft:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         """What nothing was done in leaves nothing behind."""
-        if self.path.is_dir() and not any(self.parts.glob("[!.]*")):
+        if self.path.is_dir() and not any(self._parts.glob("*/*.json")):
             shutil.rmtree(self.path)
         self._lock.close()
 
@@ -58,9 +61,9 @@ class Draft:
         whole = self.path / "run"
         shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()
-        merge(self.parts, whole, tasks, ids)
+        floors = merge(self.parts, whole, tasks, ids)
         also(whole)
-        found = {"noise_floor": floors(self.parts, tasks), "tables": _tables(whole)}
+        found = {"noise_floor": floors, "tables": _tables(whole)}
         write_json(whole / "run.json", self.about | found)
         _sync(whole)
         whole.rename(self.out)
@@ -107,6 +110,12 @@ def _identity(about: dict[str, Any]) -> dict[str, Any]:
         names["policies"]: policies,
         names["kv_dtype"]: about.get("kv_dtype"),
     } | {f"--{name}": options.get(name) for name in ("requests", "layers", "steps", "plans", "explain", "allocator")}
+
+
+def key(about: dict[str, Any]) -> str:
+    """The hash that names the parts of a run: of all that decides what stands in them, and of the library that writes them."""
+    identity = _identity(about) | {"pyarrow": pa.__version__}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def _tables(folder: Path) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from kvsim.policies.keep.full import full
 from kvsim.policies.language import Policy
 from kvsim.replay.asked import Asked, Task, jobs_of
 from kvsim.replay.lanes import source_of
-from kvsim.replay.parts import add_table, has_table, read_part
+from kvsim.replay.parts import SECOND, Parts, finished, read_table, write_part
 from kvsim.trace.open import Trace
 
 
@@ -28,44 +27,48 @@ class Reuse:
 
     trace: Trace
     asked: Asked
-    parts: Path
+    parts: Parts
 
     def left(self) -> list[Task]:
         """The tasks that have a layer below them to be compared with, and were not done before an interrupt."""
         layers = {x.id for x in self.asked.layers}
         beside = [t for t in self.asked.tasks if any(t[1] - n in layers for n in DISTANCES)] if self.asked.plans else []
-        return [t for t in beside if not has_table(self.parts, t, "reuse")]
+        done = set(finished(self.parts, beside, SECOND)) if beside else ()
+        return [t for t in beside if t not in done]
+
+    def name(self, task: Task) -> str:
+        return f"request {task[0]}, layer {task[1]}, beside the layers below it"
 
     def do(self, task: Task) -> None:
         """Adds the reuse table of one (request, layer) to its part."""
         request = next(r for r in self.asked.requests if r.id == task[0])
         layers = {x.id: x for x in self.asked.layers}
-        source: Source | None = None
-        found = []
-        for place, entry in enumerate(self.asked.entries):
-            pieces = []
-            plans = self._plans(task, place, entry.policy, layers)
-            if len(plans) > 1:
-                source = source or source_of(self.trace.lane(request, layers[task[1]]))
-                with threadpool_limits(1, user_api="blas"):
-                    pieces = reuse(source, plans)
-            at = {"request": task[0], "layer": task[1], "policy": entry.policy.id}
-            found.append(pa.concat_tables([_EMPTY, *(tables.table("reuse", piece | at) for piece in pieces)]))
-        if any(rows.num_rows for rows in found):
-            add_table(self.parts, task, "reuse", found)
-
-    def _plans(self, task: Task, place: int, policy: Policy, layers: dict[int, Layer]) -> dict[int, Plan]:
-        """{distance: plan} of the layer and those below it; nothing where the policy does not keep everything."""
-        if not all(isinstance(job.chain.part("keep"), full) for job in jobs_of(policy, layers[task[1]])):
-            return {}
         below = {n: task[1] - n for n in (OWN, *DISTANCES) if task[1] - n in layers}
         same = {n: layer for n, layer in below.items() if _heads(layers[layer]) == _heads(layers[task[1]])}
-        found = {n: read_part(self.parts, (task[0], layer), place).get("plans") for n, layer in same.items()}
-        plans = {n: plan for n, rows in found.items() if rows is not None and (plan := _plan(rows))}
-        return plans if OWN in plans else {}
+        plans = {n: read_table(self.parts, (task[0], layer), "plans") for n, layer in same.items()}
+        source: Source | None = None
+        found: list[dict[str, pa.Table]] = []
+        for place, entry in enumerate(self.asked.entries):
+            pieces = []
+            mine = _of_policy(plans, place) if _keeps_everything(entry.policy, layers[task[1]]) else {}
+            if len(mine) > 1:
+                source = source or source_of(self.trace.lane(request, layers[task[1]]))
+                with threadpool_limits(1, user_api="blas"):
+                    pieces = reuse(source, mine)
+            at = {"request": task[0], "layer": task[1], "policy": entry.policy.id}
+            rows = [tables.table("reuse", piece | at) for piece in pieces]
+            found.append({"reuse": pa.concat_tables(rows)} if any(r.num_rows for r in rows) else {})
+        write_part(self.parts, task, [found], receipt=SECOND)
 
 
-_EMPTY = tables.RUN_TABLES["reuse"].empty_table()
+def _keeps_everything(policy: Policy, layer: Layer) -> bool:
+    return all(isinstance(job.chain.part("keep"), full) for job in jobs_of(policy, layer))
+
+
+def _of_policy(tables: dict[int, list[pa.Table]], place: int) -> dict[int, Plan]:
+    """{distance: plan}; nothing where the layer itself has none."""
+    found = {n: plan for n, rows in tables.items() if rows and rows[place].num_rows and (plan := _plan(rows[place]))}
+    return found if OWN in found else {}
 
 
 def _heads(layer: Layer) -> Sequence[int]:

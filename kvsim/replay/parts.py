@@ -1,138 +1,189 @@
 """The parts of an unfinished run: a folder for each finished (request, layer), and how they become the tables of the run.
 
-A part holds one Arrow file per table with one batch per policy, without the policy's name: it is written once, by its place. Beside
-them is the noise floor of its outputs, where the trace has them."""
+A part is named by its task and by a hash of all that decides what stands in it. It holds one Parquet file per table, the rows of one
+policy after those of another, and is there when its receipt is, which is written last: what its files are, with their sha256, and the
+noise floor of its outputs where the trace has them. Nothing of it is ever written twice."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvsim.errors import BadTrace
+from kvsim.places import names_in, write_once
 from kvsim.replay.asked import Task
 from kvsim.tables import RUN_TABLES
 
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
+
 ALWAYS = ("ledger", "heads")
-FLOOR = "floor.json"
+MAIN, SECOND = "part", "second"  # receipts: of the pass over the trace, and of one that needs the parts of several layers
 ROWS = 1 << 16  # at least so many rows make a row group, while there are more of the same policy
 
+Found = Sequence[Mapping[str, pa.Table]]  # of every policy, its tables that have rows
 
-def write_part(parts: Path, task: Task, found: Sequence[dict[str, pa.Table]], floor: Mapping[str, float] | None = None) -> None:
-    """Tables of every policy -> a folder that appears whole or not at all."""
-    aside = parts / f".{folder(task)}.{os.getpid()}"
-    aside.mkdir()
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts of a run lie; `key`: the hash of what they all depend on (trace, policies, options, version)."""
+
+    root: Path | S3Path
+    key: str
+
+    def folder(self, task: Task) -> Path | S3Path:
+        return self.root / self.name(task)
+
+    def name(self, task: Task) -> str:
+        return f"request={task[0]},layer={task[1]},{self.key[:16]}"
+
+
+def write_part(
+    parts: Parts, task: Task, batches: Iterable[Found], floor: Mapping[str, float] | None = None, receipt: str = MAIN
+) -> None:
+    """Tables of the policies, some policies at a time -> a part that appears whole or not at all."""
+    tables: dict[str, _Table] = {}
+    before = 0
+    for batch in batches:
+        for name in RUN_TABLES:
+            if any(name in by_name for by_name in batch):
+                tables.setdefault(name, _Table(name)).add([by_name.get(name) for by_name in batch], before)
+        before += len(batch)
+    told: dict[str, Any] = {"tables": {}}
+    for name, table in tables.items():
+        content, rows = table.close(before)
+        write_once(parts.folder(task) / f"{name}.parquet", content)
+        told["tables"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "rows": rows}
     if floor:
-        with (aside / FLOOR).open("w", encoding="utf-8") as text:
-            json.dump(floor, text)
-            text.flush()
-            os.fsync(text.fileno())
-    for name, schema in RUN_TABLES.items():
-        if any(name in by_name for by_name in found):
-            _write(
-                aside / f"{name}.arrow", schema, [by_name[name] if name in by_name else schema.empty_table() for by_name in found]
-            )
-    if (parts / folder(task)).exists():
-        shutil.rmtree(aside)
-    else:
-        aside.rename(parts / folder(task))
+        told["noise_floor"] = dict(floor)
+    write_once(parts.folder(task) / f"{receipt}.json", json.dumps(told | {"sha256": _hash(told)}).encode())
 
 
-def add_table(parts: Path, task: Task, name: str, found: Sequence[pa.Table]) -> None:
-    """One more table of every policy, into the finished part of a task."""
-    aside = parts / f".{folder(task)}.{name}.{os.getpid()}"
-    aside.mkdir()
-    _write(aside / name, RUN_TABLES[name], found)
-    (aside / name).replace(parts / folder(task) / f"{name}.arrow")
-    aside.rmdir()
+class _Table:
+    """A Parquet file in memory, with a checksum on every page: one row group for each batch of policies."""
+
+    def __init__(self, name: str) -> None:
+        self.sink = pa.BufferOutputStream()
+        self.rows: list[int] = []
+        self.writer = pq.ParquetWriter(self.sink, RUN_TABLES[name], compression="zstd", write_page_checksum=True)
+
+    def add(self, found: Sequence[pa.Table | None], before: int) -> None:
+        """before: how many policies came before these, whether or not they had rows."""
+        self.rows += [0] * (before - len(self.rows)) + [0 if rows is None else rows.num_rows for rows in found]
+        whole = pa.concat_tables([rows for rows in found if rows is not None]).unify_dictionaries().combine_chunks()
+        self.writer.write_table(whole, row_group_size=max(1, whole.num_rows))
+
+    def close(self, policies: int) -> tuple[bytes, list[int]]:
+        self.writer.close()
+        return self.sink.getvalue().to_pybytes(), self.rows + [0] * (policies - len(self.rows))
 
 
-def has_table(parts: Path, task: Task, name: str) -> bool:
-    return (parts / folder(task) / f"{name}.arrow").exists()
+def finished(parts: Parts, tasks: Sequence[Task], receipt: str = MAIN) -> list[Task]:
+    """The tasks whose part is there, or what a second pass adds to it."""
+    there = names_in(parts.root)
+    return [task for task in tasks if f"{parts.name(task)}/{receipt}.json" in there]
 
 
-def _write(file: Path, schema: pa.Schema, found: Sequence[pa.Table]) -> None:
-    """One batch per policy, without its name."""
-    bare = _bare(schema)
-    with file.open("wb") as f, pa.ipc.new_file(f, bare) as writer:
-        for table in found:
-            rows = table.drop_columns(["policy"]).combine_chunks()
-            writer.write_batch(rows.to_batches()[0] if rows.num_rows else _nothing(bare))
-        f.flush()
-        os.fsync(f.fileno())
+def read_table(parts: Parts, task: Task, name: str, receipt: str = MAIN) -> list[pa.Table]:
+    """The rows of each policy in one table of a part, without the policy's name; nothing where the part has no such table.
+
+    Raises BadTrace for a part that is not what was written."""
+    return _rows(parts.folder(task), name, _receipt(parts, task, receipt))
 
 
-def folder(task: Task) -> str:
-    return f"request={task[0]},layer={task[1]}"
+def read_part(parts: Parts, task: Task) -> list[dict[str, pa.Table]]:
+    """Of each policy, its tables that have rows."""
+    receipt = _receipt(parts, task)
+    by_name = {name: _rows(parts.folder(task), name, receipt) for name in RUN_TABLES if name in receipt["tables"]}
+    many = max((len(rows) for rows in by_name.values()), default=0)
+    return [{name: rows[place] for name, rows in by_name.items() if rows[place].num_rows} for place in range(many)]
 
 
-def finished(parts: Path, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks whose part is there; what a killed worker left behind is removed."""
-    for left in parts.glob(".*"):
-        shutil.rmtree(left, ignore_errors=True)
-    return [task for task in tasks if (parts / folder(task)).is_dir()]
-
-
-def read_part(parts: Path, task: Task, place: int) -> dict[str, pa.Table]:
-    """The tables, as far as they have rows, of the policy at `place`."""
-    found = {name: _rows(parts, task, name, place) for name in RUN_TABLES}
-    return {name: rows for name, rows in found.items() if rows.num_rows}
-
-
-def _rows(parts: Path, task: Task, name: str, place: int) -> pa.Table:
-    file = parts / folder(task) / f"{name}.arrow"
-    if not file.exists():
-        return _bare(RUN_TABLES[name]).empty_table()
+def _receipt(parts: Parts, task: Task, name: str = MAIN) -> dict[str, Any]:
+    file = parts.folder(task) / f"{name}.json"
     try:
-        with pa.memory_map(str(file)) as f:
-            return pa.Table.from_batches([pa.ipc.open_file(f).get_batch(place)])
-    except (pa.ArrowInvalid, OSError) as e:
-        raise BadTrace(
-            f"{file}: cut short or altered ({str(e).splitlines()[0]}); remove {file.parent} and repeat the replay"
-        ) from None
+        found = json.loads(file.read_bytes())
+        said = found.pop("sha256")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise _altered(file) from None
+    if said != _hash(found):
+        raise _altered(file)
+    return dict(found)
 
 
-def _bare(schema: pa.Schema) -> pa.Schema:
-    return schema.remove(schema.get_field_index("policy"))
+def _hash(receipt: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(receipt, sort_keys=True).encode()).hexdigest()
 
 
-def floors(parts: Path, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """The noise floors of the tasks that have one."""
-    files = {task: parts / folder(task) / FLOOR for task in tasks}
-    return [
-        {"request": task[0], "layer": task[1]} | json.loads(file.read_text("utf-8"))
-        for task, file in files.items()
-        if file.is_file()
-    ]
+def _rows(folder: Path | S3Path, name: str, receipt: Mapping[str, Any]) -> list[pa.Table]:
+    if name not in receipt["tables"]:
+        return []
+    told, file = receipt["tables"][name], folder / f"{name}.parquet"
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise _altered(file) from None
+    if hashlib.sha256(content).hexdigest() != told["sha256"]:
+        raise _altered(file)
+    bare = pq.read_table(pa.BufferReader(content), page_checksum_verification=True, use_threads=False).drop_columns(["policy"])
+    starts = np.append(0, np.cumsum(told["rows"])).tolist()
+    return [bare.slice(start, rows) for start, rows in zip(starts[:-1], told["rows"], strict=True)]
 
 
-def merge(parts: Path, into: Path, tasks: Sequence[Task], ids: Sequence[str]) -> None:
-    """All parts -> the Parquet tables of a run: by policy as asked, then by task; a table without rows is not written."""
+def _altered(file: Path | S3Path) -> BadTrace:
+    return BadTrace(f"{file}: cut short or altered; remove {file.parent} and repeat the replay")
+
+
+def merge(parts: Parts, into: Path, tasks: Sequence[Task], ids: Sequence[str]) -> list[dict[str, Any]]:
+    """All parts -> the Parquet tables of a run: by policy as asked, then by task; a table without rows is not written. -> the noise
+    floors of the tasks that have one.
+
+    Each table is read once and laid in a scratch file, from where the rows of one policy, which all parts have some of, are gathered."""
+    there = names_in(parts.root)
+    receipts = [(t, _receipt(parts, t, r)) for t in tasks for r in (MAIN, SECOND) if f"{parts.name(t)}/{r}.json" in there]
     for name, schema in RUN_TABLES.items():
-        if name not in ALWAYS and not any((parts / folder(task) / f"{name}.arrow").exists() for task in tasks):
-            continue
-        file = into / f"{name}.parquet"
-        with file.open("wb") as f:
-            with pq.ParquetWriter(f, schema, compression="zstd") as writer:
-                for group in _groups(parts, tasks, ids, name, schema):
-                    writer.write_table(group, row_group_size=max(1, group.num_rows))
-            f.flush()
-            os.fsync(f.fileno())
+        having = [(task, receipt) for task, receipt in receipts if name in receipt["tables"]]
+        if name in ALWAYS or having:
+            tables = (_rows(parts.folder(task), name, receipt) for task, receipt in having)
+            with TemporaryDirectory(dir=into, prefix=".") as aside, (into / f"{name}.parquet").open("wb") as f:
+                with pq.ParquetWriter(f, schema, compression="zstd") as writer:
+                    for group in _groups(_laid(tables, Path(aside) / name, _bare(schema)), ids, schema):
+                        writer.write_table(group, row_group_size=max(1, group.num_rows))
+                f.flush()
+                os.fsync(f.fileno())
+    return [{"request": t[0], "layer": t[1]} | r["noise_floor"] for t, r in receipts if "noise_floor" in r]
 
 
-def _groups(parts: Path, tasks: Sequence[Task], ids: Sequence[str], name: str, schema: pa.Schema) -> Iterator[pa.Table]:
+def _laid(tables: Iterable[list[pa.Table]], file: Path, schema: pa.Schema) -> list[list[pa.Table]]:
+    """The same tables, mapped from a file."""
+    shape = []
+    with pa.OSFile(str(file), "wb") as f, pa.ipc.new_file(f, schema) as writer:
+        for found in tables:
+            for rows in found:
+                writer.write_batch(rows.combine_chunks().to_batches()[0] if rows.num_rows else _nothing(schema))
+            shape.append(len(found))
+    with pa.memory_map(str(file)) as f:
+        mapped = pa.ipc.open_file(f)
+        batches = iter([pa.Table.from_batches([mapped.get_batch(i)]) for i in range(mapped.num_record_batches)])
+    return [[next(batches) for _ in range(many)] for many in shape]
+
+
+def _groups(tables: list[list[pa.Table]], ids: Sequence[str], schema: pa.Schema) -> Iterator[pa.Table]:
     """Row groups: the rows of one policy, cut between tasks."""
     for place in range(len(ids)):
         waiting: list[pa.Table] = []
-        for task in tasks:
-            waiting.append(_rows(parts, task, name, place))
+        for found in tables:
+            waiting.append(found[place])
             if sum(t.num_rows for t in waiting) >= ROWS:
                 yield _named(pa.concat_tables(waiting), place, ids, schema)
                 waiting = []
@@ -143,6 +194,10 @@ def _groups(parts: Path, tasks: Sequence[Task], ids: Sequence[str], name: str, s
 def _named(rows: pa.Table, place: int, ids: Sequence[str], schema: pa.Schema) -> pa.Table:
     policy = pa.DictionaryArray.from_arrays(np.full(rows.num_rows, place, np.int32), pa.array(ids, pa.string()))
     return rows.combine_chunks().add_column(schema.get_field_index("policy"), schema.field("policy"), policy)
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    return schema.remove(schema.get_field_index("policy"))
 
 
 def _nothing(schema: pa.Schema) -> pa.RecordBatch:

@@ -7,21 +7,20 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread, main_thread
-from types import ModuleType
-from typing import Protocol
+from types import ModuleType, TracebackType
+from typing import Any, Protocol
 
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.policies.language import load_file
-from kvsim.replay.asked import Asked, Task, modules_of
-
-DIED = "a worker process died, perhaps for want of memory: ask for fewer --workers or set --memory"
-Failures = list[tuple[Task, KvsimError]]
+from kvsim.replay.asked import Asked, modules_of
+from kvsim.replay.supervise import Failures, supervise
+from kvsim.replay.threads import one_thread, pin
 
 
 class Work(Protocol):
@@ -30,43 +29,27 @@ class Work(Protocol):
     @property
     def asked(self) -> Asked: ...
 
-    def do(self, task: Task) -> None:
+    def do(self, task: Any) -> None:
         """Raises KvsimError."""
+
+    def name(self, task: Any) -> str:
+        """As a message calls it."""
 
 
 _work: Work  # in a worker process, what it was given
 
 
-def do_all(work: Work, tasks: Sequence[Task], workers: int, tick: Callable[[], None]) -> Failures:
+def do_all(work: Work, tasks: Sequence[Any], workers: int, tick: Callable[[], None]) -> Failures:
     """Does every task, in any order -> those that failed, in the order of `tasks`.
 
     Raises WrongUse for a policy that another process cannot be given."""
     if workers == 1 or len(tasks) < 2:
         return [(task, e) for task in tasks if (e := _alone(work, task, tick))]
-    context = get_context("spawn")
-    ends, keeps = context.Pipe(duplex=False)
-    with _no_main(), ProcessPoolExecutor(workers, context, _begin, (ends, _packed(work), _policy_files(work))) as pool:
-        try:
-            with _no_interrupt():
-                futures = {pool.submit(_one, task): task for task in tasks}
-            return _collected(futures, tasks, tick)
-        except BrokenProcessPool:  # while tasks were still being handed out
-            return [(task, KvsimError(DIED)) for task in tasks]
-        except BaseException:
-            keeps.close()
-            raise
+    with Pool(work, workers) as pool:
+        return supervise(pool, tasks, tick, work.name)
 
 
-def _packed(work: Work) -> bytes:
-    try:
-        return pickle.dumps(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as e:
-        raise WrongUse(
-            f"a policy cannot be sent to another process ({e}); put it in a file of its own, or ask for 1 worker"
-        ) from None
-
-
-def _alone(work: Work, task: Task, tick: Callable[[], None]) -> KvsimError | None:
+def _alone(work: Work, task: Any, tick: Callable[[], None]) -> KvsimError | None:
     try:
         work.do(task)
     except KvsimError as e:
@@ -76,24 +59,68 @@ def _alone(work: Work, task: Task, tick: Callable[[], None]) -> KvsimError | Non
     return None
 
 
-def _collected(futures: dict[Future[None], Task], tasks: Sequence[Task], tick: Callable[[], None]) -> Failures:
-    failed: dict[Task, KvsimError] = {}
-    for future in as_completed(futures):
-        try:
-            future.result()
-        except KvsimError as e:
-            failed[futures[future]] = e
-        except BrokenProcessPool:
-            failed[futures[future]] = KvsimError(DIED)
-        tick()
-    return [(task, failed[task]) for task in tasks if task in failed]
+class Pool:
+    """Processes of this machine. When one dies, the executor has lost all that was out; `renew` makes another one."""
+
+    crash = (BrokenProcessPool,)
+
+    def __init__(self, work: Work, workers: int) -> None:
+        self.workers = workers
+        self._given = packed(work), policy_files(work)
+        self._context = get_context("spawn")
+
+    def __enter__(self) -> Pool:
+        self._open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if kind is not None:
+            self._keeps.close()  # the workers end, whatever they are at
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._keeps.close()
+        self._ends.close()
+
+    def submit(self, task: Any) -> Future[None]:
+        with ExitStack() as stack:  # a process may be started by this
+            for state in (_no_main(), _no_interrupt(), one_thread()):
+                stack.enter_context(state)
+            return self._executor.submit(do_one, task)
+
+    def renew(self) -> None:
+        self.__exit__(BrokenProcessPool, None, None)
+        self._open()
+
+    def _open(self) -> None:
+        self._ends, self._keeps = self._context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(self.workers, self._context, _begin, (self._ends, *self._given))
+
+
+def packed(work: Work) -> bytes:
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as e:
+        raise WrongUse(
+            f"a policy cannot be sent to another process ({e}); put it in a file of its own, or ask for 1 worker"
+        ) from None
+
+
+def policy_files(work: Work) -> list[str]:
+    """The policy files of a run: a worker must know their classes before it is sent one."""
+    modules = {m for e in work.asked.entries for m in modules_of(e.policy) if m.startswith("kvsim_policy_file_")}
+    return sorted(str(sys.modules[m].__file__) for m in modules)
 
 
 # ------------------------------------------------------------------------------------------------ in a worker
 def _begin(ends: Connection, payload: bytes, files: Sequence[str]) -> None:
-    global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(ends,), daemon=True).start()
+    take(payload, files)
+
+
+def take(payload: bytes, files: Sequence[str]) -> None:
+    """What a worker does before its first task."""
+    global _work
+    pin()
     for file in files:
         load_file(file)
     _work = pickle.loads(payload)
@@ -107,17 +134,11 @@ def _end_with(ends: Connection) -> None:
         os._exit(1)
 
 
-def _one(task: Task) -> None:
+def do_one(task: Any) -> None:
     _work.do(task)
 
 
 # ------------------------------------------------------------------------------------------------ in the parent
-def _policy_files(work: Work) -> list[str]:
-    """The policy files of a run: a worker must know their classes before it is sent one."""
-    modules = {m for e in work.asked.entries for m in modules_of(e.policy) if m.startswith("kvsim_policy_file_")}
-    return sorted(str(sys.modules[m].__file__) for m in modules)
-
-
 @contextmanager
 def _no_main() -> Iterator[None]:
     """A worker imports kvsim, not the script that called it, whose top level would run again."""

@@ -10,13 +10,14 @@ from tempfile import TemporaryDirectory
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.replay.asked import AnyPolicy, about, resolve
 from kvsim.replay.folder import Draft, partial
-from kvsim.replay.memory import workers_for
+from kvsim.replay.memory import Lot, at_once, workers_of
 from kvsim.replay.needs import check_needs
 from kvsim.replay.neighbours import Reuse
 from kvsim.replay.parts import finished
-from kvsim.replay.pool import Failures, do_all
+from kvsim.replay.pool import do_all
 from kvsim.replay.result import Run
 from kvsim.replay.share import shared_limits
+from kvsim.replay.supervise import Failures
 from kvsim.replay.work import Work
 from kvsim.trace.open import Trace, open_trace
 
@@ -69,13 +70,14 @@ def replay(
     check_needs(opened, asked)
     tasks = asked.tasks
     with Draft(target, about(opened, asked, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))) as draft:
-        work = Work(opened, asked, draft.parts, strict, shared_limits(opened, asked, draft.path / "limits.json"))
         done = finished(draft.parts, tasks)
         left = [t for t in tasks if t not in set(done)]
+        lot = Lot(opened, asked, left)
+        many, some = workers_of([lot], workers, memory), at_once(lot, memory)
+        work = Work(opened, asked, draft.parts, strict, shared_limits(opened, asked, draft.path / "limits.json"), some)
         if strict:
             for task in done:
                 work.check(task)
-        many = workers_for(opened, asked, left, workers, memory)
         count = iter(range(len(done) + 1, len(tasks) + 1))
         progress(len(done), len(tasks))
         failures = do_all(work, left, many, lambda: progress(next(count), len(tasks)))

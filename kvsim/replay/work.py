@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from kvsim.errors import KvsimError
 from kvsim.geometry import Layer, Request
 from kvsim.policies.protocol import Part
 from kvsim.replay.asked import Asked, Task, jobs_of
+from kvsim.replay.baselines import Entry
 from kvsim.replay.floor import noise_floor
 from kvsim.replay.lanes import source_of
 from kvsim.replay.laws import check_laws
-from kvsim.replay.parts import read_part, write_part
+from kvsim.replay.parts import Parts, read_part, write_part
 from kvsim.replay.share import Limits
 from kvsim.trace.open import Trace
 
@@ -31,9 +32,13 @@ class Work:
 
     trace: Trace
     asked: Asked
-    parts: Path
+    parts: Parts
     strict: bool = False
     limits: Limits = field(default_factory=dict)
+    at_once: int | None = None  # policies whose rows are in memory together; None: all
+
+    def name(self, task: Task) -> str:
+        return f"request {task[0]}, layer {task[1]}"
 
     def do(self, task: Task) -> None:
         """Replays one task and writes its part. Raises KvsimError, whatever went wrong."""
@@ -41,35 +46,41 @@ class Work:
         try:
             with threadpool_limits(1, user_api="blas"):
                 lane = self.trace.lane(request, layer)
-                found, floor = self._tables(source_of(lane), layer), noise_floor(lane)
-            if self.strict:
-                self._check(request, layer, found)
-            write_part(self.parts, task, found, floor)
+                write_part(self.parts, task, self._batches(source_of(lane), layer), noise_floor(lane))
         except KvsimError:
             raise
         except (Exception, SystemExit) as e:
-            raise KvsimError(f"request {task[0]}, layer {task[1]}: {_blamed(e)}{type(e).__name__}: {_line(e)}") from e
+            raise KvsimError(f"{self.name(task)}: {_blamed(e)}{type(e).__name__}: {_line(e)}") from e
 
     def check(self, task: Task) -> None:
         """The laws of a part that is written already. Raises BrokenLaw."""
-        self._check(*self._find(task), [read_part(self.parts, task, i) for i in range(len(self.asked.entries))])
+        self._check(*self._find(task), self.asked.entries, read_part(self.parts, task))
 
-    def _check(self, request: Request, layer: Layer, found: Sequence[Mapping[str, pa.Table]]) -> None:
-        for entry, by_name in zip(self.asked.entries, found, strict=True):
+    def _check(self, request: Request, layer: Layer, entries: Sequence[Entry], found: Sequence[Mapping[str, pa.Table]]) -> None:
+        for entry, by_name in zip(entries, found, strict=True):
             check_laws(entry.policy, request, layer, by_name)
 
     def _find(self, task: Task) -> tuple[Request, Layer]:
         request = next(r for r in self.asked.requests if r.id == task[0])
         return request, next(x for x in self.asked.layers if x.id == task[1])
 
-    def _tables(self, source: Source, layer: Layer) -> list[dict[str, pa.Table]]:
+    def _batches(self, source: Source, layer: Layer) -> Iterator[list[dict[str, pa.Table]]]:
+        entries = self.asked.entries
+        many = self.at_once or len(entries)
+        for some in (entries[i : i + many] for i in range(0, len(entries), many)):
+            found = self._tables(source, layer, some)
+            if self.strict:
+                self._check(source.request, layer, some, found)
+            yield found
+
+    def _tables(self, source: Source, layer: Layer, entries: Sequence[Entry]) -> list[dict[str, pa.Table]]:
         """Of every policy, its tables that have rows."""
         jobs = [
             [
                 replace(j, limits=self.limits.get((entry.policy.id, source.request.id, layer.id)))
                 for j in jobs_of(entry.policy, layer)
             ]
-            for entry in self.asked.entries
+            for entry in entries
         ]
         results = iter(
             run_layer(
@@ -83,7 +94,7 @@ class Work:
         )
         at = {"request": source.request.id, "layer": layer.id}
         found = []
-        for entry, mine in zip(self.asked.entries, jobs, strict=True):
+        for entry, mine in zip(entries, jobs, strict=True):
             parts: dict[str, list[pa.Table]] = {}
             for _ in mine:
                 for name, pieces in next(results).items():

@@ -24,12 +24,12 @@ FULL = "full()"
 @pytest.fixture(scope="module")
 def tables(trace, tmp_path_factory):
     """{policy: its Arrow tables of request 0, layer 0}"""
-    from kvsim.replay.parts import read_part
+    from kvsim.replay.parts import Parts, read_part
 
     policies = (*POLICIES, FULL)
-    parts = tmp_path_factory.mktemp("parts")
+    parts = Parts(tmp_path_factory.mktemp("parts"), "key")
     Work(trace, resolve(trace, policies, plans=True, explain=True), parts).do((0, 0))
-    return {policy: read_part(parts, (0, 0), i) for i, policy in enumerate(policies)}
+    return dict(zip(policies, read_part(parts, (0, 0)), strict=True))
 
 
 def check(trace, tables, policy, monkeypatch=None, broken=None):

@@ -104,10 +104,11 @@ def test_what_is_finished_is_not_done_again(trace, tmp_path, monkeypatch):
     assert done == [(1, 0), (1, 1)]
 
 
-def test_an_unfinished_part_is_swept_and_done_again(trace, run, tmp_path):
+def test_an_unfinished_part_is_done_again(trace, run, tmp_path):
     stopped(trace, tmp_path / "run", plans=True)
-    parts = tmp_path / "run.partial" / "parts"
-    (parts / "request=0,layer=1").rename(parts / ".request=0,layer=1.123")
+    [part] = (tmp_path / "run.partial" / "parts").glob("request=0,layer=1,*")
+    (part / "part.json").unlink()
+    (part / "heads.parquet").rename(part / ".heads.parquet.123")
     assert same_files(replay(trace, POLICIES, tmp_path / "run", plans=True, workers=1).path, run.path)
 
 

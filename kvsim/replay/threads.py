@@ -1,0 +1,44 @@
+"""One thread in every worker: workers share the cores between them, and libraries that each take all of them only get in the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+THREADS = (
+    "NUMBA_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "POLARS_MAX_THREADS",
+    "RAYON_NUM_THREADS",
+)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Processes started inside have one thread in every library: these read the environment when they are loaded."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def pin() -> None:
+    """One thread in this process, whoever started it and whatever is loaded already."""
+    import numba
+    import pyarrow as pa
+    from threadpoolctl import threadpool_limits
+
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    numba.set_num_threads(1)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    threadpool_limits(1)
