@@ -112,6 +112,7 @@ def trace_synth(args: argparse.Namespace) -> None:
 
 def replay_(args: argparse.Namespace) -> int:
     from kvsim.metrics.diagnostics import write
+    from kvsim.places import names_in, place
     from kvsim.replay.folder import partial
     from kvsim.replay.run import replay
 
@@ -121,11 +122,9 @@ def replay_(args: argparse.Namespace) -> int:
         with _progress() as progress:
             print(replay(args.trace, args.policy, args.out, progress=progress, also=write, **options).path)
     except KeyboardInterrupt:
-        kept = partial(Path(args.out))
-        what = (
-            f"{kept} keeps what is finished, and the same command goes on from there" if kept.exists() else "nothing was finished"
-        )
-        _complain(f"interrupted: {what}")
+        kept = partial(place(args.out))
+        some = f"{kept} keeps what is finished, and the same command goes on from there"
+        _complain(f"interrupted: {some if names_in(kept) else 'nothing was finished'}")
         return INTERRUPTED
     return DONE
 

@@ -4,10 +4,16 @@ Files are written once and whole: by a rename on a local disk, by a create-only 
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
 import uuid
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+from kvsim.errors import BadTrace
 
 if TYPE_CHECKING:
     from kvsim.s3 import S3Path
@@ -42,9 +48,38 @@ def write_once(file: Path | S3Path, content: bytes) -> bool:
     return True
 
 
+def file_hash(file: Path | S3Path) -> str:
+    """sha256 of a file, read a piece at a time."""
+    if not isinstance(file, Path):
+        return file.sha256()
+    with file.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
 def names_in(folder: Path | S3Path) -> set[str]:
     """The files below a folder, by their paths inside it, without those that are still being written."""
     if not isinstance(folder, Path):
         return folder.names()
     found = (Path(root, name).relative_to(folder) for root, _, files in os.walk(folder) for name in files)
     return {file.as_posix() for file in found if not file.name.startswith(".")}
+
+
+def at_hand(folder: str | Path | S3Path) -> Path:
+    """The folder itself; of one on object storage a copy that lasts as long as this process, since all of it is going to be read."""
+    there = place(folder)
+    if isinstance(there, Path):
+        return there
+    if not (there / "run.json").is_file():
+        raise BadTrace(f"{there}: no run.json, so not a finished run")
+    return _copy(there)
+
+
+@cache
+def _copy(there: S3Path) -> Path:
+    kept = TemporaryDirectory(prefix="kvsim-")
+    atexit.register(kept.cleanup)
+    folder = Path(kept.name) / there.name
+    folder.mkdir()
+    for name in sorted(n for n in there.names() if "/" not in n):
+        (folder / name).write_bytes((there / name).read_bytes())
+    return folder

@@ -6,8 +6,10 @@ another service than Amazon's from the place itself ("s3://bucket/prefix?endpoin
 from __future__ import annotations
 
 import configparser
+import hashlib
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +30,8 @@ except ModuleNotFoundError:
 
 OPTIONS = ("endpoint", "region", "anonymous")  # what a place may say after a question mark
 PATIENCE = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
-CHUNK = 8 << 20  # bytes read at a time where a whole object is wanted
+REFUSED = re.compile(r"\b40[13] (Forbidden|Unauthorized)")  # a listing says no more than that
+CHUNK = 8 << 20  # bytes in memory at a time where a whole object is hashed
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,13 @@ class S3Path:
         with _failing(self):
             return bytes(obstore.get_range(_store(self.bucket, self.options), self.key, start=start, length=length))
 
+    def sha256(self) -> str:
+        found = hashlib.sha256()
+        with _failing(self):
+            for piece in obstore.get(_store(self.bucket, self.options), self.key).stream(min_chunk_size=CHUNK):
+                found.update(bytes(piece))
+        return found.hexdigest()
+
     def reader(self, size: int) -> io.RawIOBase:
         """A file whose every read is one ranged read."""
         return _Ranges(self, size)
@@ -99,11 +109,10 @@ class S3Path:
         return True
 
     def remove(self) -> None:
-        """All objects below this prefix."""
-        names = [f"{self.key}/{name}" for name in self.sizes()]
-        if names:
-            with _failing(self):
-                obstore.delete(_store(self.bucket, self.options), names)
+        """All objects below this prefix, or this object."""
+        names = [f"{self.key}/{name}" for name in self.sizes()] or [self.key]
+        with _failing(self):
+            obstore.delete(_store(self.bucket, self.options), names)
 
 
 def s3_path(text: str) -> S3Path:
@@ -189,12 +198,14 @@ def _failing(path: S3Path) -> Iterator[None]:
         raise FileNotFoundError(2, "no such object", str(path)) from e
     except (FileExistsError, failures.AlreadyExistsError, failures.PreconditionError) as e:
         raise FileExistsError(17, "exists already", str(path)) from e
-    except (failures.PermissionDeniedError, failures.UnauthenticatedError) as e:
-        raise WrongUse(
-            f"{path}: access refused: check AWS_ACCESS_KEY_ID or AWS_PROFILE, and what they may do in this bucket"
-        ) from e
     except (failures.BaseError, OSError) as e:
-        text = " ".join(str(e).split())
-        if "credential" in text.lower() or "169.254" in text:
-            raise WrongUse(f"{path}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE") from e
-        raise KvsimError(f"{path}: {text[:300]}") from e
+        text = " ".join(str(e).split()).partition(" Debug source")[0]
+        if isinstance(e, failures.PermissionDeniedError | failures.UnauthenticatedError) or REFUSED.search(text):
+            told = "access refused: check AWS_ACCESS_KEY_ID or AWS_PROFILE, and what they may do in this bucket"
+        elif "NoSuchBucket" in text:
+            told = f"there is no bucket {path.bucket!r}"
+        elif "credential" in text.lower() or "169.254." in text:  # the address that gives a machine's role
+            told = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        else:
+            raise KvsimError(f"{path}: {text[:300]}") from e
+        raise WrongUse(f"{path}: {told}") from e

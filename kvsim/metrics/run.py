@@ -12,6 +12,7 @@ import polars as pl
 
 from kvsim import tables
 from kvsim.errors import BadTrace
+from kvsim.places import at_hand
 
 NEEDED = ("ledger", "heads")
 
@@ -60,7 +61,7 @@ def open_run(path: str | Path) -> RunTables:
     """A run directory -> RunTables.
 
     Raises BadTrace for a directory that is not a complete run, another schema version, or a table without its columns."""
-    path = Path(path)
+    path = at_hand(path)
     about = _about(path)
     _check_files(path, about)
     frames = {name: _table(path / f"{name}.parquet", name) for name in tables.RUN_TABLES}

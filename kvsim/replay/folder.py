@@ -9,13 +9,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from kvsim.errors import WrongUse
 from kvsim.replay.asked import Task
 from kvsim.replay.parts import Parts, merge
+
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
 
 BEGUN = "begun.json"  # what OUT.partial is a part of; run.json once it is complete
 
@@ -24,7 +27,7 @@ class Draft:
     """OUT.partial: begun.json, the parts of finished tasks, and a lock held by the one process that writes."""
 
     def __init__(self, out: Path, about: dict[str, Any]) -> None:
-        self.out, self.path = out, partial(out)
+        self.out, self.path = out, out.with_name(out.name + ".partial")
         self._parts = self.path / "parts"
         self.parts = Parts(self._parts, key(about))
         self.about = about
@@ -63,7 +66,7 @@ class Draft:
         whole.mkdir()
         floors = merge(self.parts, whole, tasks, ids)
         also(whole)
-        found = {"noise_floor": floors, "tables": _tables(whole)}
+        found = {"noise_floor": floors, "tables": tables_of(whole)}
         write_json(whole / "run.json", self.about | found)
         _sync(whole)
         whole.rename(self.out)
@@ -74,18 +77,40 @@ class Draft:
         """Only with what was begun by the same version, for the same trace, policies and options."""
         try:
             begun = json.loads(file.read_text("utf-8"))
-            before, now = _identity(begun), _identity(self.about)
-        except (ValueError, AttributeError):
+        except ValueError:
             raise WrongUse(f"{file}: altered, so nothing can go on from it; choose another -o, or remove {self.path}") from None
-        if differ := [k for k in now if before.get(k) != now[k]]:
-            raise WrongUse(
-                f"{self.path}: begun with another {', another '.join(differ)}; repeat that replay to finish it, choose another -o,"
-                " or remove it"
-            )
+        check_same(begun, self.about, self.path)
         self.about = begun
 
 
-def partial(out: Path) -> Path:
+def check_same(begun: Any, about: dict[str, Any], where: Path | S3Path) -> None:
+    """Raises WrongUse unless what was begun is what is asked for now."""
+    now = _identity(about)
+    try:
+        before = _identity(begun)
+    except AttributeError:
+        raise WrongUse(f"{where / BEGUN}: altered, so nothing can go on from it; choose another -o, or remove {where}") from None
+    if differ := [k for k in now if before.get(k) != now[k]]:
+        raise WrongUse(
+            f"{where}: begun with another {', another '.join(differ)}; repeat that replay to finish it, choose another -o,"
+            " or remove it"
+        )
+
+
+def draft(out: Path | S3Path, about: dict[str, Any]) -> Draft:
+    """Of a run in a folder, or on object storage."""
+    if isinstance(out, Path):
+        return Draft(out, about)
+    from kvsim.replay.remote import RemoteDraft
+
+    return RemoteDraft(out, about)
+
+
+def complete(out: Path | S3Path) -> bool:
+    return (out / "run.json").is_file()
+
+
+def partial(out: Path | S3Path) -> Path | S3Path:
     return out.with_name(out.name + ".partial")
 
 
@@ -118,7 +143,7 @@ def key(about: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _tables(folder: Path) -> dict[str, dict[str, Any]]:
+def tables_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Bytes and sha256 of every table, so that one that was altered is not believed."""
     found = {}
     for file in sorted(folder.glob("*.parquet")):

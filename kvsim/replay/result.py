@@ -8,10 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BadTrace
+from kvsim.places import at_hand
 from kvsim.tables import RUN_SCHEMA, RUN_TABLES
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from kvsim.s3 import S3Path
 
 
 class Run:
@@ -19,8 +22,8 @@ class Run:
 
     Raises BadTrace for what is not a finished run."""
 
-    def __init__(self, path: str | Path, owned: TemporaryDirectory[str] | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path | S3Path, owned: TemporaryDirectory[str] | None = None) -> None:
+        self.path = at_hand(path)
         self._owned = owned  # a folder that lives as long as this object
         file = self.path / "run.json"
         again = "kvsim replay TRACE -p POLICY -o RUN writes one"

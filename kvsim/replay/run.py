@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from kvsim.errors import KvsimError, WrongUse
+from kvsim.places import place
 from kvsim.replay.asked import AnyPolicy, about, resolve
-from kvsim.replay.folder import Draft, partial
+from kvsim.replay.folder import complete, draft, partial
 from kvsim.replay.memory import Lot, at_once, workers_of
 from kvsim.replay.needs import check_needs
 from kvsim.replay.neighbours import Reuse
@@ -20,6 +22,9 @@ from kvsim.replay.share import shared_limits
 from kvsim.replay.supervise import Failures
 from kvsim.replay.work import Work
 from kvsim.trace.open import Trace, open_trace
+
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
 
 __all__ = ["Run", "replay"]
 
@@ -51,8 +56,8 @@ def replay(
     repeated. A policy given twice is replayed once. Raises WrongUse for what cannot be carried out as asked, BadTrace for a
     trace that is not what its format says, BrokenLaw (strict) for a table that cannot be true, KvsimError for a task that failed."""
     owned = TemporaryDirectory(prefix="kvsim-") if out is None else None
-    target = Path(owned.name) / "run" if owned else Path(out or "")
-    if target.exists() or not target.name:
+    target = Path(owned.name) / "run" if owned else place(out or "")
+    if (target.exists() if isinstance(target, Path) else complete(target)) or not target.name:
         raise WrongUse(f"{target}: exists already, and a run is never overwritten; choose another -o, or remove it")
     opened = trace if isinstance(trace, Trace) else open_trace(trace)
     asked = resolve(
@@ -69,12 +74,12 @@ def replay(
     )
     check_needs(opened, asked)
     tasks = asked.tasks
-    with Draft(target, about(opened, asked, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))) as draft:
-        done = finished(draft.parts, tasks)
+    with draft(target, about(opened, asked, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))) as mine:
+        done = finished(mine.parts, tasks)
         left = [t for t in tasks if t not in set(done)]
         lot = Lot(opened, asked, left)
         many, some = workers_of([lot], workers, memory), at_once(lot, memory)
-        work = Work(opened, asked, draft.parts, strict, shared_limits(opened, asked, draft.path / "limits.json"), some)
+        work = Work(opened, asked, mine.parts, strict, shared_limits(opened, asked, mine.path / "limits.json"), some)
         if strict:
             for task in done:
                 work.check(task)
@@ -83,15 +88,15 @@ def replay(
         failures = do_all(work, left, many, lambda: progress(next(count), len(tasks)))
         if failures:
             raise _told(failures, len(tasks), target)
-        again = Reuse(opened, asked, draft.parts)
+        again = Reuse(opened, asked, mine.parts)
         failures = do_all(again, again.left(), many, lambda: None)
         if failures:
             raise _told(failures, len(tasks), target)
-        draft.finish(tasks, asked.ids, also)
+        mine.finish(tasks, asked.ids, also)
     return Run(target, owned)
 
 
-def _told(failures: Failures, tasks: int, out: Path) -> KvsimError:
+def _told(failures: Failures, tasks: int, out: Path | S3Path) -> KvsimError:
     """One error for all that failed, of the first one's kind."""
     first = failures[0][1]
     kept = tasks - len(failures)

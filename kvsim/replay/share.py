@@ -6,28 +6,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
 from kvsim.engine import model_scope
 from kvsim.geometry import ALL_LAYERS, Layer, Request
+from kvsim.places import write_once
 from kvsim.policies.protocol import Keep
 from kvsim.replay.asked import Asked
-from kvsim.replay.folder import write_json
 from kvsim.replay.lanes import source_of
 from kvsim.trace.open import Trace
+
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
 
 Limits = dict[tuple[str, int, int], tuple[int, ...]]  # policy id, request, layer -> rows that each kv head may hold after prefill
 
 
-def shared_limits(trace: Trace, asked: Asked, file: Path) -> Limits:
+def shared_limits(trace: Trace, asked: Asked, file: Path | S3Path) -> Limits:
     """The limits of every policy that shares one budget over layers; read from `file` where they stand there, else written to it."""
     if not any(sharing(asked)):
         return {}
     if not file.is_file():
         found = [[*at, *map(int, limits)] for r in asked.requests for at, limits in _of_request(trace, asked, r).items()]
-        write_json(file, {"limits": found})
-    rows = json.loads(file.read_text("utf-8"))["limits"]
+        write_once(file, json.dumps({"limits": found}).encode())
+    rows = json.loads(file.read_bytes())["limits"]
     return {(policy, request, layer): tuple(limits) for policy, request, layer, *limits in rows}
 
 

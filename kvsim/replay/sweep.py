@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import KvsimError, WrongUse
+from kvsim.places import place, write_once
 from kvsim.policies.language import load_file
 from kvsim.replay.asked import Asked, about, resolve
 from kvsim.replay.estimate import available, estimate
-from kvsim.replay.folder import Draft, write_json
+from kvsim.replay.folder import Draft, complete, draft
 from kvsim.replay.memory import Lot, at_once, workers_of
 from kvsim.replay.needs import check_needs
 from kvsim.replay.neighbours import Reuse
@@ -26,6 +27,9 @@ from kvsim.replay.study import Study, read_study
 from kvsim.replay.supervise import Failures
 from kvsim.replay.work import Work
 from kvsim.trace.open import Trace, open_trace
+
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
 
 STUDY = "study.json"  # in the folder of a sweep: what it is of
 SWEEP_SCHEMA = "kvsim.sweep/1"
@@ -81,10 +85,10 @@ def sweep(
     found = study if isinstance(study, Study) else read_study(study, max_tasks)
     members = _members(found)
     _few_enough(members, max_tasks)
-    target = Path(out)
+    target = place(out)
     identity = _identity(members)
     _same_study(target, identity)
-    left = [m for m in members if not (target / m.trace.id / "run.json").is_file()]
+    left = [m for m in members if not complete(target / m.trace.id)]
     ways = Ways(workers, memory or available(), strict, progress, also)
     told = (
         str(estimate([Lot(m.trace, m.asked, m.asked.tasks) for m in left], workers, ways.memory)) if left else "no run is missing"
@@ -92,9 +96,7 @@ def sweep(
     tell(f"{len(members) - len(left)} of {len(members)} runs are done; {told}" if len(left) < len(members) else told)
     if dry_run:
         return []
-    target.mkdir(parents=True, exist_ok=True)
-    if not (target / STUDY).is_file():
-        write_json(target / STUDY, identity)
+    write_once(target / STUDY, json.dumps(identity, indent=1, ensure_ascii=False).encode())
     failures = _replayed(left, target, ways)
     for (i, _), error in failures:
         tell(f"failed: {left[i].trace.id}, {error}")
@@ -103,7 +105,7 @@ def sweep(
     return [Run(target / m.trace.id) for m in members]
 
 
-def _summary(failures: Failures, members: Sequence[Member], runs: int, out: Path) -> KvsimError:
+def _summary(failures: Failures, members: Sequence[Member], runs: int, out: Path | S3Path) -> KvsimError:
     (i, _), first = failures[0]
     whole = runs - len({i for (i, _), _ in failures})
     tasks = sum(len(m.asked.tasks) for m in members)
@@ -153,15 +155,15 @@ def _identity(members: Sequence[Member]) -> dict[str, Any]:
     } | abouts[0]["options"]
 
 
-def _same_study(out: Path, identity: dict[str, Any]) -> None:
+def _same_study(out: Path | S3Path, identity: dict[str, Any]) -> None:
     """Raises WrongUse unless the folder is new, or begun with this study."""
     file = out / STUDY
     if not file.is_file():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not _new(out):
             raise WrongUse(f"{out}: exists already and is no sweep that can go on; choose another -o, or remove it")
         return
     try:
-        begun = json.loads(file.read_text("utf-8"))
+        begun = json.loads(file.read_bytes())
         differ = [name for name in identity if begun.get(name) != identity[name]]
     except (ValueError, AttributeError):
         raise WrongUse(f"{file}: altered, so nothing can go on from it; choose another -o, or remove {out}") from None
@@ -170,6 +172,12 @@ def _same_study(out: Path, identity: dict[str, Any]) -> None:
             f"{out}: belongs to another study, with another {', another '.join(differ)}; repeat that one to finish it, choose another "
             "-o, or remove it"
         )
+
+
+def _new(out: Path | S3Path) -> bool:
+    if not isinstance(out, Path):
+        return not out.names()
+    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
 
 
 @dataclass(frozen=True)
@@ -183,38 +191,38 @@ class Ways:
     also: Callable[[Path], None]
 
 
-def _replayed(members: Sequence[Member], out: Path, ways: Ways) -> Failures:
+def _replayed(members: Sequence[Member], out: Path | S3Path, ways: Ways) -> Failures:
     """Makes every run that can be made whole -> what failed: ((place of its trace, task), why)."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     with ExitStack() as stack:
-        drafts = [stack.enter_context(Draft(out / m.trace.id, about(m.trace, m.asked, now))) for m in members]
-        lots = [_left(m, draft) for m, draft in zip(members, drafts, strict=True)]
-        works = [_work(lot, draft, ways) for lot, draft in zip(lots, drafts, strict=True)]
+        drafts = [stack.enter_context(draft(out / m.trace.id, about(m.trace, m.asked, now))) for m in members]
+        lots = [_left(m, its) for m, its in zip(members, drafts, strict=True)]
+        works = [_work(lot, its, ways) for lot, its in zip(lots, drafts, strict=True)]
         workers = workers_of(lots, ways.workers, ways.memory)
         every = sum(len(m.asked.tasks) for m in members)
         tasks = [(i, task) for i, lot in enumerate(lots) for task in lot.tasks]
         count = iter(range(every - len(tasks), every + 1))
         ways.progress(next(count), every)
         failures = do_all(Together(works), tasks, workers, lambda: ways.progress(next(count), every))
-        second = [Reuse(m.trace, m.asked, draft.parts) for m, draft in zip(members, drafts, strict=True)]
+        second = [Reuse(m.trace, m.asked, its.parts) for m, its in zip(members, drafts, strict=True)]
         bad = {i for (i, _), _ in failures}
         again = [(i, task) for i, reuse in enumerate(second) if i not in bad for task in reuse.left()]
         failures += do_all(Together(second), again, workers, lambda: None)
         bad = {i for (i, _), _ in failures}
-        for i, (m, draft) in enumerate(zip(members, drafts, strict=True)):
+        for i, (m, its) in enumerate(zip(members, drafts, strict=True)):
             if i not in bad:
-                draft.finish(m.asked.tasks, m.asked.ids, ways.also)
+                its.finish(m.asked.tasks, m.asked.ids, ways.also)
     return failures
 
 
-def _left(member: Member, draft: Draft) -> Lot:
-    done = set(finished(draft.parts, member.asked.tasks))
+def _left(member: Member, its: Draft) -> Lot:
+    done = set(finished(its.parts, member.asked.tasks))
     return Lot(member.trace, member.asked, [t for t in member.asked.tasks if t not in done])
 
 
-def _work(lot: Lot, draft: Draft, ways: Ways) -> Work:
-    limits = shared_limits(lot.trace, lot.asked, draft.path / "limits.json")
-    work = Work(lot.trace, lot.asked, draft.parts, ways.strict, limits, at_once(lot, ways.memory))
+def _work(lot: Lot, its: Draft, ways: Ways) -> Work:
+    limits = shared_limits(lot.trace, lot.asked, its.path / "limits.json")
+    work = Work(lot.trace, lot.asked, its.parts, ways.strict, limits, at_once(lot, ways.memory))
     if ways.strict:
         for task in set(lot.asked.tasks) - set(lot.tasks):
             work.check(task)

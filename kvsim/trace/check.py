@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
 from kvsim.geometry import Layer, Request, rope_problem
+from kvsim.places import file_hash, names_in, place
 from kvsim.trace.bits import widen
 from kvsim.trace.folder import AGAIN, Listing, Segment, list_files, read_columns, read_journal
 from kvsim.trace.open import Lane, Trace, open_trace
 from kvsim.trace.reference import attend
 from kvsim.trace.write import ROWS
+
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
 
 # How far a model's own attention may be from float64, by the dtype it computes in: relative error of a head's outputs over all
 # steps, difference of a log sum. Wide in 16 bits, where the model rounds its scores, so they find mistakes and not rounding.
@@ -30,7 +33,7 @@ STEPS = 16  # attended at a time
 def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
     """One line for each problem: hashes first, then files and every value of every (request, layer). Nothing: the trace is sound."""
     try:
-        altered = list(_altered(list_files(Path(path), allow_partial)))
+        altered = list(_altered(list_files(place(path), allow_partial)))
         yield from altered
         if altered:
             return
@@ -46,17 +49,16 @@ def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
 
 def _altered(listing: Listing) -> Iterator[str]:
     for name, entry in listing.manifest["files"].items():
-        with (listing.root / name).open("rb") as f:
-            if hashlib.file_digest(f, "sha256").hexdigest() != entry.get("sha256"):
-                yield f"{listing.root / name}: its sha256 is not the one listed: the file was altered; {AGAIN}"
+        if file_hash(listing.root / name) != entry.get("sha256"):
+            yield f"{listing.root / name}: its sha256 is not the one listed: the file was altered; {AGAIN}"
 
 
 def _files(trace: Trace) -> Iterator[str]:
     files, root = trace.manifest["files"], trace.path
-    on_disk = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()} - {"manifest.json", "journal.jsonl"}
-    for name in sorted(on_disk - set(files)):
+    there = names_in(root)
+    for name in sorted(there - set(files) - {"manifest.json", "journal.jsonl"}):
         yield f"{root / name}: not listed in the manifest, so never read; remove it"
-    if not trace.partial and (root / "journal.jsonl").exists():
+    if not trace.partial and "journal.jsonl" in there:
         yield from _journal(root / "journal.jsonl", files)
     lanes = {(r.id, layer.id) for r in trace.requests for layer in trace.captured_layers}
     for (table, request, layer), segments in trace.folder.segments.items():
@@ -66,7 +68,7 @@ def _files(trace: Trace) -> Iterator[str]:
             yield from _layout(s, table)
 
 
-def _journal(file: Path, files: dict[str, Any]) -> Iterator[str]:
+def _journal(file: Path | S3Path, files: dict[str, Any]) -> Iterator[str]:
     try:
         closed = read_journal(file, file.read_bytes())
     except BadTrace as e:

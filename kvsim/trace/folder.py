@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,10 @@ from kvsim.errors import BadTrace
 from kvsim.tables import TRACE_SCHEMA
 from kvsim.trace.bits import RAW, Raw
 
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
+
+FOOTER = 16 << 10  # bytes read from the end of an object; a longer footer takes a second read
 DRAFT = b"kvsim.manifest"  # footer key of the layers table: the manifest as known before the capture completed
 AGAIN = "copy or capture it again"
 FINITE = "expected finite numbers, capture again"
@@ -34,8 +38,9 @@ class Segment:
     """One closed Parquet file. `name` is its path inside the trace; printed, it is where a reader finds it."""
 
     name: str
-    file: Path
+    file: Path | S3Path
     footer: pq.FileMetaData = field(repr=False, compare=False)
+    size: int = field(default=0, compare=False)  # in bytes
 
     def __str__(self) -> str:
         return str(self.file)
@@ -72,7 +77,7 @@ class Segment:
 class Listing:
     """What should lie in a trace's folder: a manifest, or in a partial trace one made of its journal."""
 
-    root: Path
+    root: Path | S3Path
     manifest: dict[str, Any]
     sha256: str  # of manifest.json; of journal.jsonl when partial
     partial: bool
@@ -88,15 +93,15 @@ class Folder(Listing):
         return self.segments.get((table, request, layer), ())
 
 
-def list_files(root: Path, allow_partial: bool = False) -> Listing:
+def list_files(root: Path | S3Path, allow_partial: bool = False) -> Listing:
     """What the manifest, or the journal of a partial trace, lists: every file is inside the trace and of its size. Raises BadTrace."""
-    if not root.is_dir():
+    sizes = root.sizes() if not isinstance(root, Path) else {p.name: 0 for p in root.iterdir()} if root.is_dir() else {}
+    if not sizes and not (isinstance(root, Path) and root.is_dir()):
         raise BadTrace(f"{root}: no such folder; expected a trace, a folder with manifest.json")
-    file = root / "manifest.json"
-    partial = not file.exists()
+    partial = "manifest.json" not in sizes
+    file = root / ("journal.jsonl" if partial else "manifest.json")
     if partial:
-        file = root / "journal.jsonl"
-        if not file.exists():
+        if "journal.jsonl" not in sizes:
             raise BadTrace(f"{root}: not a trace: it has neither manifest.json nor journal.jsonl")
         if not allow_partial:
             raise BadTrace(
@@ -107,7 +112,7 @@ def list_files(root: Path, allow_partial: bool = False) -> Listing:
     manifest: dict[str, Any] = {"schema": TRACE_SCHEMA, "status": "partial"}
     manifest = manifest | {"files": read_journal(file, raw)} if partial else _manifest(file, raw)
     for name, entry in manifest["files"].items():
-        _check_file(root, name, entry, "journal" if partial else "manifest")
+        _check_file(root, name, entry, "journal" if partial else "manifest", sizes)
     return Listing(root, manifest, hashlib.sha256(raw).hexdigest(), partial)
 
 
@@ -128,7 +133,7 @@ def open_folder(listing: Listing) -> Folder:
     return Folder(root, manifest, listing.sha256, partial, {k: tuple(s) for k, s in segments.items()})
 
 
-def _manifest(file: Path, raw: bytes) -> dict[str, Any]:
+def _manifest(file: Path | S3Path, raw: bytes) -> dict[str, Any]:
     try:
         manifest = json.loads(raw)
     except (ValueError, RecursionError) as e:
@@ -151,7 +156,7 @@ def _manifest(file: Path, raw: bytes) -> dict[str, Any]:
     return manifest
 
 
-def read_journal(file: Path, raw: bytes) -> dict[str, Any]:
+def read_journal(file: Path | S3Path, raw: bytes) -> dict[str, Any]:
     """path -> {bytes, sha256, rows}; a last line without its end was being written when the capture was killed."""
     files = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
@@ -174,28 +179,38 @@ def draft_of(layers: Segment) -> dict[str, Any]:
     return manifest
 
 
-def _check_file(root: Path, name: str, entry: Any, lister: str) -> None:
-    """A listed path leads to a file inside the trace, of the listed size."""
+def _check_file(root: Path | S3Path, name: str, entry: Any, lister: str, sizes: dict[str, int]) -> None:
+    """A listed path leads to a file inside the trace, of the listed size. sizes: of all objects, on object storage."""
     path = root / name
     strange = name.startswith("/") or "\0" in name or ".." in re.split(r"[/\\]", name)
-    if strange or not path.resolve().is_relative_to(root.resolve()):
+    if strange or (isinstance(root, Path) and not (root / name).resolve().is_relative_to(root.resolve())):
         raise BadTrace(f"{root}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
-    if not path.is_file():
+    size = sizes.get(name) if not isinstance(path, Path) else path.stat().st_size if path.is_file() else None
+    if size is None:
         raise BadTrace(f"{path}: the {lister} lists it and it is missing; {AGAIN}")
-    size, listed = path.stat().st_size, entry.get("bytes") if isinstance(entry, dict) else None
+    listed = entry.get("bytes") if isinstance(entry, dict) else None
     if size != listed:
         what = "truncated" if isinstance(listed, int) and size < listed else "altered"
         raise BadTrace(f"{path}: {size} bytes, the {lister} says {listed}: the file is {what}; {AGAIN}")
 
 
-def segment_of(name: str, path: Path, entry: dict[str, Any]) -> Segment:
+def segment_of(name: str, path: Path | S3Path, entry: dict[str, Any]) -> Segment:
     with _parquet(path):
-        footer = pq.read_metadata(path, memory_map=True)
+        footer = pq.read_metadata(path, memory_map=True) if isinstance(path, Path) else _footer(path, entry["bytes"])
     rows = sum(footer.row_group(g).num_rows for g in range(footer.num_row_groups))
     if not rows == footer.num_rows == entry.get("rows", rows):
         listed = f"listed as {entry.get('rows')}"
         raise BadTrace(f"{path}: {footer.num_rows} rows, {rows} in its row groups, {listed}: the file was altered; {AGAIN}")
-    return Segment(name, path, footer)
+    return Segment(name, path, footer, entry["bytes"])
+
+
+def _footer(path: S3Path, size: int) -> pq.FileMetaData:
+    """From the end of an object, which says how long its footer is: no more than that is read."""
+    end = path.read_range(max(0, size - FOOTER), min(size, FOOTER))
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if len(end) < length <= size:
+        end = path.read_range(size - length, length)
+    return pq.read_metadata(pa.BufferReader(end))
 
 
 @contextmanager
@@ -210,7 +225,9 @@ def _parquet(where: object) -> Iterator[None]:
 
 @contextmanager
 def _reading(segment: Segment) -> Iterator[pq.ParquetFile]:
-    with _parquet(segment), pq.ParquetFile(segment.file, metadata=segment.footer, memory_map=True) as f:
+    file = segment.file
+    source, mapped = (file, True) if isinstance(file, Path) else (file.reader(segment.size), False)
+    with _parquet(segment), pq.ParquetFile(source, metadata=segment.footer, memory_map=mapped) as f:
         yield f
 
 
@@ -282,6 +299,7 @@ def vectors(segment: Segment, group: int, column: str, dtype: str) -> Raw:
 
 
 def mapped(segment: Segment) -> mmap.mmap:
+    assert isinstance(segment.file, Path)
     with segment.file.open("rb") as f:
         return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -292,6 +310,8 @@ def plain_offset(segment: Segment, group: int, column: str) -> int | None:
     That is so for an uncompressed chunk of one PLAIN page of a column without nulls: its values end the chunk. The page's size is
     the second field of its header (Thrift compact protocol, https://parquet.apache.org/docs/file-format/data-pages/)."""
     chunk, described = segment.chunk(group, column)
+    if not isinstance(segment.file, Path):
+        return None
     if described.max_definition_level or chunk.has_dictionary_page or not set(chunk.encodings) <= {"PLAIN", "RLE", "BIT_PACKED"}:
         return None
     values, start = chunk.num_values * segment.byte_width(column), chunk.data_page_offset

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
 from kvsim.geometry import ITEMSIZE, Layer, Request
+from kvsim.places import place
 from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, kv_schema, q_schema
 from kvsim.trace.bits import Raw
 from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
 from kvsim.trace.shapes import layers_of, requests_of
+
+if TYPE_CHECKING:
+    from kvsim.s3 import S3Path
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -62,7 +66,7 @@ class Lane:
 class Trace:
     """An open trace. Rows stay on disk until `lane` maps those of one (request, layer)."""
 
-    path: Path
+    path: Path | S3Path
     id: str  # the folder's name
     dtype: str  # "float16" | "bfloat16" | "float32"
     sha256: str  # of the manifest
@@ -143,12 +147,13 @@ class Trace:
         return bool(segments) and (not self.partial or sum(s.rows for s in segments) >= rows)
 
 
-def open_trace(path: str | Path, allow_partial: bool = False) -> Trace:
-    """The trace in a folder: metadata, sizes, columns and positions checked; values are checked when a lane is read.
+def open_trace(path: str | Path | S3Path, allow_partial: bool = False) -> Trace:
+    """The trace in a folder or at s3://BUCKET/PREFIX: metadata, sizes, columns and positions checked; values are checked when a lane is
+    read.
 
     A trace whose capture did not complete is refused, or with `allow_partial` read up to the last position and query that every
     captured layer has; requests whose prompt is not whole are left out. Raises BadTrace."""
-    root = Path(path)
+    root = place(path)
     folder = open_folder(list_files(root, allow_partial))
     described = read_rows(folder.of("requests"), REQUESTS)
     if folder.partial:  # a capture describes a request anew as it ends
@@ -165,7 +170,8 @@ def open_trace(path: str | Path, allow_partial: bool = False) -> Trace:
         requests = tuple(_cut(r, reach[r.id]) for r in requests if reach[r.id] >= r.prompt)
         if not requests:
             raise BadTrace(f"{root}: partial, and no request has its whole prompt in every captured layer; capture again")
-    return Trace(root, root.resolve().name, dtype, folder.sha256, requests, layers, folder)
+    name = root.resolve().name if isinstance(root, Path) else root.name
+    return Trace(root, name, dtype, folder.sha256, requests, layers, folder)
 
 
 def _dtype(folder: Folder, rows: Sequence[dict[str, Any]]) -> str:
