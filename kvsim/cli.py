@@ -489,7 +489,7 @@ def _bytes(text: str | None) -> int | None:
 # ------------------------------------------------------------------------------------------------ options
 Options = Callable[[argparse.ArgumentParser], Any]
 REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
-SWEEP = ("workers", "memory", "max_tasks", "strict", "dry_run")
+SWEEP = ("workers", "memory", "engine", "scheduler", "max_tasks", "strict", "dry_run")
 SYNTH = {
     "seed": "of everything that is drawn",
     "requests": "prompts",
@@ -604,7 +604,13 @@ def _sweep_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("study", metavar="STUDY.toml", help="traces, policies and the grid of their parameters")
     p.add_argument("-o", "--out", required=True, metavar="RUN", help="a folder: a run directory for each trace")
     p.add_argument("--workers", type=int, metavar="N", help="processes (default: as many as cores, fewer for little work)")
-    p.add_argument("--memory", metavar="SIZE", help="of all workers together, for example 8GiB (default: what is free)")
+    p.add_argument("--memory", metavar="SIZE", help="of all workers together, or of one in a cluster, for example 8GiB")
+    p.add_argument(
+        "--engine", choices=("local", "dask"), default="local", help="who does it: this machine (default), or a cluster"
+    )
+    p.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of a Dask cluster: tcp://HOST:PORT, or the file that its scheduler wrote"
+    )
     p.add_argument(
         "--max-tasks",
         type=int,

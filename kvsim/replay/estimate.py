@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsim.geometry import Layer, Request
-from kvsim.replay.memory import Lot, at_once, workers_of
+from kvsim.replay.memory import Lot, at_once
 
 # Of a core and the bundled traces (benchmarks/sweep.py prints both): seconds for a logit of one policy, bytes of a row of all tables.
 LOGIT = 3e-8
@@ -38,9 +38,8 @@ class Estimate:
         )
 
 
-def estimate(lots: Sequence[Lot], workers: int | None, memory: int | str | None) -> Estimate:
+def estimate(lots: Sequence[Lot], workers: int, memory: int | str | None) -> Estimate:
     """Of the tasks of some traces. Raises WrongUse when they cannot be had in this memory."""
-    many = workers_of(lots, workers, memory)
     lots = [lot for lot in lots if lot.tasks]
     work = [(lot, r, x) for lot in lots for r, x in lot.units()]
     logits = sum((r.total - r.prompt) * r.total * x.q_heads * len(lot.asked.entries) for lot, r, x in work)
@@ -49,8 +48,8 @@ def estimate(lots: Sequence[Lot], workers: int | None, memory: int | str | None)
         runs=len(lots),
         tasks=len(work),
         policies=max((len(lot.asked.entries) for lot in lots), default=0),
-        workers=many,
-        seconds=logits * LOGIT / many,
+        workers=workers,
+        seconds=logits * LOGIT / workers,
         task_bytes=max((lot.largest(at_once(lot, memory))[0] for lot in lots), default=0),
         table_bytes=rows * ROW,
     )

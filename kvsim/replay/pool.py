@@ -14,13 +14,16 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread, main_thread
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.policies.language import load_file
 from kvsim.replay.asked import Asked, modules_of
 from kvsim.replay.supervise import Failures, supervise
-from kvsim.replay.threads import one_thread, pin
+from kvsim.replay.threads import one_thread, pin, pin_numba
+
+if TYPE_CHECKING:
+    from kvsim.replay.cluster import Cluster
 
 
 class Work(Protocol):
@@ -36,13 +39,16 @@ class Work(Protocol):
         """As a message calls it."""
 
 
-_work: Work  # in a worker process, what it was given
+_works: dict[str, Work] = {}  # in a worker process, what it was given; a cluster's may serve several sweeps
 
 
-def do_all(work: Work, tasks: Sequence[Any], workers: int, tick: Callable[[], None]) -> Failures:
-    """Does every task, in any order -> those that failed, in the order of `tasks`.
+def do_all(work: Work, tasks: Sequence[Any], workers: int, tick: Callable[[], None], cluster: Cluster | None = None) -> Failures:
+    """Does every task, in any order -> those that failed, in the order of `tasks`. cluster: whose workers do them; None: this machine's.
 
     Raises WrongUse for a policy that another process cannot be given."""
+    if cluster is not None and tasks:
+        with cluster.given(work) as engine:
+            return supervise(engine, tasks, tick, work.name)
     if workers == 1 or len(tasks) < 2:
         return [(task, e) for task in tasks if (e := _alone(work, task, tick))]
     with Pool(work, workers) as pool:
@@ -63,10 +69,11 @@ class Pool:
     """Processes of this machine. When one dies, the executor has lost all that was out; `renew` makes another one."""
 
     crash = (BrokenProcessPool,)
+    tries = 3
 
     def __init__(self, work: Work, workers: int) -> None:
         self.workers = workers
-        self._given = packed(work), policy_files(work)
+        self._given = "this", packed(work), policy_files(work)
         self._context = get_context("spawn")
 
     def __enter__(self) -> Pool:
@@ -84,7 +91,7 @@ class Pool:
         with ExitStack() as stack:  # a process may be started by this
             for state in (_no_main(), _no_interrupt(), one_thread()):
                 stack.enter_context(state)
-            return self._executor.submit(do_one, task)
+            return self._executor.submit(do_one, "this", task)
 
     def renew(self) -> None:
         self.__exit__(BrokenProcessPool, None, None)
@@ -111,19 +118,22 @@ def policy_files(work: Work) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ in a worker
-def _begin(ends: Connection, payload: bytes, files: Sequence[str]) -> None:
+def _begin(ends: Connection, what: str, payload: bytes, files: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(ends,), daemon=True).start()
-    take(payload, files)
+    take(what, payload, files)
 
 
-def take(payload: bytes, files: Sequence[str]) -> None:
-    """What a worker does before its first task."""
-    global _work
+def take(what: str, payload: bytes, files: Sequence[str]) -> None:
+    """What a worker does before its first task: `what` names the work."""
     pin()
     for file in files:
         load_file(file)
-    _work = pickle.loads(payload)
+    _works[what] = pickle.loads(payload)
+
+
+def forget(what: str) -> None:
+    _works.pop(what, None)
 
 
 def _end_with(ends: Connection) -> None:
@@ -134,8 +144,9 @@ def _end_with(ends: Connection) -> None:
         os._exit(1)
 
 
-def do_one(task: Any) -> None:
-    _work.do(task)
+def do_one(what: str, task: Any) -> None:
+    pin_numba()
+    _works[what].do(task)
 
 
 # ------------------------------------------------------------------------------------------------ in the parent

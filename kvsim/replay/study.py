@@ -68,6 +68,7 @@ def read_study(file: str | Path, most: int = MOST) -> Study:
         files = tuple(str(path.parent / f) for f in asked.get("policy_files", []))
     except WrongUse as e:
         raise WrongUse(f"{path}: {e}") from None
+    policies = tuple(f"@{path.parent / p[1:]}" if p.startswith("@") else p for p in policies)
     return Study(traces, policies, files, {name: asked[name] for name in OPTIONS if name in asked})
 
 

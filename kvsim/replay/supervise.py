@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 from kvsim.errors import KvsimError
 
-CRASHES = 3  # of one task, alone, after which it is given up
 IN_A_ROW = 3  # tasks given up with none done between them, after which it is not the tasks
-DIED = f"its worker process died {CRASHES} times with nothing beside it, perhaps for want of memory: set --memory"
+DIED = "its worker process died each time it was tried with nothing beside it, perhaps for want of memory: set --memory"
 Failures = list[tuple[Any, KvsimError]]
 
 
 class Engine(Protocol):
-    """Workers that take tasks. crash: what a future raises when a worker died under it."""
+    """Workers that take tasks. crash: what a future raises when a worker died under it; tries: of a task alone, before it is given up."""
 
     workers: int
+    tries: int
 
     @property
     def crash(self) -> tuple[type[BaseException], ...]: ...
@@ -54,7 +54,7 @@ def supervise(engine: Engine, tasks: Sequence[Any], tick: Callable[[], None], na
             tick()
         crashes.update(lost if alone else ())
         for task in lost:
-            if crashes[task] < CRASHES:
+            if crashes[task] < engine.tries:
                 suspects.append(task)
                 continue
             failed[task] = KvsimError(f"{name(task)}: {DIED}")

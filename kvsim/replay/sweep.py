@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,10 +29,12 @@ from kvsim.replay.work import Work
 from kvsim.trace.open import Trace, open_trace
 
 if TYPE_CHECKING:
+    from kvsim.replay.cluster import Cluster
     from kvsim.s3 import S3Path
 
 STUDY = "study.json"  # in the folder of a sweep: what it is of
 SWEEP_SCHEMA = "kvsim.sweep/1"
+ENGINES = ("local", "dask")
 MOST_TASKS = 1_000_000
 
 
@@ -67,6 +69,8 @@ def sweep(
     *,
     workers: int | None = None,
     memory: int | str | None = None,
+    engine: str = "local",
+    scheduler: str | None = None,
     max_tasks: int = MOST_TASKS,
     strict: bool = False,
     dry_run: bool = False,
@@ -83,26 +87,62 @@ def sweep(
     Raises WrongUse, before anything is done, for a study that cannot be carried out or a folder of another one; KvsimError at the end
     when tasks failed."""
     found = study if isinstance(study, Study) else read_study(study, max_tasks)
-    members = _members(found)
-    _few_enough(members, max_tasks)
-    target = place(out)
-    identity = _identity(members)
-    _same_study(target, identity)
-    left = [m for m in members if not complete(target / m.trace.id)]
-    ways = Ways(workers, memory or available(), strict, progress, also)
-    told = (
-        str(estimate([Lot(m.trace, m.asked, m.asked.tasks) for m in left], workers, ways.memory)) if left else "no run is missing"
-    )
-    tell(f"{len(members) - len(left)} of {len(members)} runs are done; {told}" if len(left) < len(members) else told)
-    if dry_run:
-        return []
-    write_once(target / STUDY, json.dumps(identity, indent=1, ensure_ascii=False).encode())
-    failures = _replayed(left, target, ways)
+    with _cluster(engine, scheduler, workers) as cluster:
+        members = _members(found, everywhere=cluster is not None)
+        _few_enough(members, max_tasks)
+        target = _absolute(place(out)) if cluster else place(out)
+        identity = _identity(members)
+        _same_study(target, identity)
+        left = [m for m in members if not complete(target / m.trace.id)]
+        ways = Ways(workers, memory or (cluster.memory if cluster else available()), cluster, strict, progress, also)
+        tell(_foretold(left, len(members), ways))
+        if dry_run:
+            return []
+        write_once(target / STUDY, json.dumps(identity, indent=1, ensure_ascii=False).encode())
+        failures = _replayed(left, target, ways)
     for (i, _), error in failures:
         tell(f"failed: {left[i].trace.id}, {error}")
     if failures:
         raise _summary(failures, left, len(members), target)
     return [Run(target / m.trace.id) for m in members]
+
+
+@contextmanager
+def _cluster(engine: str, scheduler: str | None, workers: int | None) -> Iterator[Cluster | None]:
+    """The connection to a cluster, or None for the processes of this machine. Raises WrongUse."""
+    if engine not in ENGINES:
+        raise WrongUse(f"engine {engine!r}: expected {' or '.join(ENGINES)}")
+    if engine == "local":
+        if scheduler:
+            raise WrongUse(f"scheduler {scheduler}: the local engine has none; ask for --engine dask")
+        yield None
+        return
+    if not scheduler or workers is not None:
+        wrong = "it needs --scheduler ADDRESS or FILE" if not scheduler else "--workers is of this machine; a cluster has its own"
+        raise WrongUse(f"engine dask: {wrong}")
+    from kvsim.replay.cluster import Cluster
+
+    cluster = Cluster(scheduler)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _absolute(there: Path | S3Path) -> Path | S3Path:
+    """As every worker finds it, in whichever folder it was started."""
+    return there.absolute() if isinstance(there, Path) else there
+
+
+def _foretold(left: Sequence[Member], runs: int, ways: Ways) -> str:
+    """What is about to be done. Raises WrongUse for too little memory or too few workers."""
+    lots = [Lot(m.trace, m.asked, m.asked.tasks) for m in left]
+    told = str(estimate(lots, _workers(lots, ways), ways.memory)) if left else "no run is missing"
+    return f"{runs - len(left)} of {runs} runs are done; {told}" if len(left) < runs else told
+
+
+def _workers(lots: Sequence[Lot], ways: Ways) -> int:
+    return ways.cluster.workers if ways.cluster else workers_of(lots, ways.workers, ways.memory)
 
 
 def _summary(failures: Failures, members: Sequence[Member], runs: int, out: Path | S3Path) -> KvsimError:
@@ -115,13 +155,13 @@ def _summary(failures: Failures, members: Sequence[Member], runs: int, out: Path
     )
 
 
-def _members(study: Study) -> list[Member]:
+def _members(study: Study, everywhere: bool) -> list[Member]:
     """Every trace open and every policy resolved. Raises WrongUse, BadTrace."""
     for file in study.policy_files:
         load_file(file)
     members: dict[str, Member] = {}
     for path in study.traces:
-        trace = open_trace(path)
+        trace = open_trace(_absolute(place(path)) if everywhere else path)
         asked = resolve(trace, study.policies, **study.options)
         check_needs(trace, asked)
         if trace.id in members:
@@ -182,10 +222,11 @@ def _new(out: Path | S3Path) -> bool:
 
 @dataclass(frozen=True)
 class Ways:
-    """How a sweep is carried out; nothing in its tables depends on it."""
+    """How a sweep is carried out; nothing in its tables depends on it. memory: of all workers here, of one in a cluster."""
 
     workers: int | None
     memory: int | str | None
+    cluster: Cluster | None
     strict: bool
     progress: Callable[[int, int], None]
     also: Callable[[Path], None]
@@ -198,16 +239,16 @@ def _replayed(members: Sequence[Member], out: Path | S3Path, ways: Ways) -> Fail
         drafts = [stack.enter_context(draft(out / m.trace.id, about(m.trace, m.asked, now))) for m in members]
         lots = [_left(m, its) for m, its in zip(members, drafts, strict=True)]
         works = [_work(lot, its, ways) for lot, its in zip(lots, drafts, strict=True)]
-        workers = workers_of(lots, ways.workers, ways.memory)
+        workers = _workers(lots, ways)
         every = sum(len(m.asked.tasks) for m in members)
         tasks = [(i, task) for i, lot in enumerate(lots) for task in lot.tasks]
         count = iter(range(every - len(tasks), every + 1))
         ways.progress(next(count), every)
-        failures = do_all(Together(works), tasks, workers, lambda: ways.progress(next(count), every))
+        failures = do_all(Together(works), tasks, workers, lambda: ways.progress(next(count), every), ways.cluster)
         second = [Reuse(m.trace, m.asked, its.parts) for m, its in zip(members, drafts, strict=True)]
         bad = {i for (i, _), _ in failures}
         again = [(i, task) for i, reuse in enumerate(second) if i not in bad for task in reuse.left()]
-        failures += do_all(Together(second), again, workers, lambda: None)
+        failures += do_all(Together(second), again, workers, lambda: None, ways.cluster)
         bad = {i for (i, _), _ in failures}
         for i, (m, its) in enumerate(zip(members, drafts, strict=True)):
             if i not in bad:

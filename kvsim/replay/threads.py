@@ -33,12 +33,18 @@ def one_thread() -> Iterator[None]:
 
 def pin() -> None:
     """One thread in this process, whoever started it and whatever is loaded already."""
-    import numba
     import pyarrow as pa
     from threadpoolctl import threadpool_limits
 
     os.environ.update(dict.fromkeys(THREADS, "1"))
-    numba.set_num_threads(1)
+    pin_numba()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     threadpool_limits(1)
+
+
+def pin_numba() -> None:
+    """numba keeps the number for each thread that calls it, and a cluster's worker does its tasks in threads of its own."""
+    import numba
+
+    numba.set_num_threads(1)

@@ -20,7 +20,7 @@ from tests.replay.test_run import same_files
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto.server")
-from tests.bucket import bucket  # noqa: E402, F401  (a fixture)
+from tests.bucket import bucket  # noqa: F401  (a fixture)
 
 POLICIES = ALL[:1] + ALL[2:3]
 

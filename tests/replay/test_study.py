@@ -50,6 +50,12 @@ def test_traces_stand_beside_the_study(tmp_path):
     assert found.traces == tuple([str(tmp_path / name) for name in ("c", "b1", "b2")] + ["s3://bucket/x"])
 
 
+def test_policy_files_stand_beside_the_study(tmp_path):
+    found = study(tmp_path, 'traces = ["t"]\npolicies = ["@mix{n}.toml"]\npolicy_files = ["mine.py"]\n[grid]\nn = [1, 2]')
+    assert found.policies == (f"@{tmp_path / 'mix1.toml'}", f"@{tmp_path / 'mix2.toml'}")
+    assert found.policy_files == (str(tmp_path / "mine.py"),)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
