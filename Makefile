@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture test-kills test-pages lint types docs bench cases profiles study analyses oracles
+.PHONY: help demo test test-capture test-cluster test-kills test-pages lint types docs bench cases profiles study analyses oracles
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test-capture: .venv/capture  ## the tests that need torch: of kvsim capture, and
 
 test-kills: .venv/capture  ## 50 captures of many requests killed at random points and gone on with (some minutes)
 	@KVSIM_KILLS=50 $(BIN)/python -m pytest -q tests/capture/test_many.py -k killed
+
+test-cluster: .venv/cluster  ## the tests of clusters and of object storage (installs Dask, obstore and a local S3 server)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/replay/test_cluster.py tests/replay/test_remote.py tests/trace/test_s3.py
 
 test-pages: .venv/ready  ## 10 000 random sequences of what happens to a physical page (some minutes)
 	@KVSIM_SEQUENCES=10000 $(BIN)/python -m pytest -q tests/test_paging.py -k sequence
@@ -77,6 +80,10 @@ study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/len
 
 .venv/peers: .venv/ready
 	@$(INSTALL) -e '.[peers]'
+	@touch $@
+
+.venv/cluster: .venv/ready
+	@$(INSTALL) -e '.[cluster,s3]' 'moto[server]'
 	@touch $@
 
 .venv/capture: .venv/ready

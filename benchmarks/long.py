@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -103,13 +104,9 @@ def held(pid: int) -> int:
 
 
 def read_of_a_layer(trace: Path) -> float:
-    from pytest import MonkeyPatch
-
     from tests.bucket import serving
 
-    patch = MonkeyPatch()
-    patch.setenv("AWS_ACCESS_KEY_ID", "test")
-    patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     manifest = json.loads((trace / "manifest.json").read_text())
     mine = sum(entry["bytes"] for name, entry in manifest["files"].items() if "/layer=0/" in name)
     with serving() as server:

@@ -70,6 +70,29 @@ def test_a_sweep_is_the_same_as_here(cluster, scheduler, study, expected, tmp_pa
     assert all(same_files(run.path, expected[run.path.name]) for run in runs)
 
 
+SCRIPT = """
+import os, kvsim
+from kvsim.replay.study import Study
+
+def stop(done, tasks):
+    if done == 2:
+        os.kill(os.getpid(), 9)
+
+study = Study(*{study!r}, options={{"plans": True}})
+kvsim.sweep(study, {out!r}, engine="dask", scheduler={scheduler!r}, progress=stop)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_what_the_next_one_finishes(cluster, scheduler, study, expected, tmp_path):  # noqa: F811
+    """The workers live on, and may still be writing what the first one gave them."""
+    out = tmp_path / "out"
+    script = SCRIPT.format(study=(study.traces, study.policies), out=str(out), scheduler=scheduler)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=os.environ | {"PYTHONPATH": "."}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    runs = sweep(study, out, engine="dask", scheduler=scheduler)
+    assert all(same_files(run.path, expected[run.path.name]) for run in runs)
+
+
 def test_one_poison_is_the_only_failure(cluster, tmp_path):
     work = Deadly(tmp_path)
     with cluster.given(work) as engine:

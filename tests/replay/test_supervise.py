@@ -28,12 +28,12 @@ class Engine:
     def __init__(self, poison=(), wrong=(), accidents=0, alone=False):
         self.poison, self.wrong, self.accidents, self.alone = set(poison), set(wrong), accidents, alone
         self.random = random.Random(0)
-        self.done, self.tries, self.most, self.renewed = Counter(), Counter(), 0, 0
+        self.done, self.tried, self.most, self.renewed = Counter(), Counter(), 0, 0
         self.held = []  # given out together, decided together
 
     def submit(self, task):
         future = Future()
-        self.tries[task] += 1
+        self.tried[task] += 1
         self.held.append((task, future))
         self.most = max(self.most, len(self.held))
         return future
@@ -83,7 +83,7 @@ def test_one_poison_among_many_is_the_only_failure(drive, alone):
     assert set(engine.done) == set(range(400)) - {200}
     assert set(engine.done.values()) == {1}
     assert ticks == 400
-    assert engine.tries[200] == 1 + 3
+    assert engine.tried[200] == 1 + 3
     assert engine.most == 6
 
 
@@ -104,7 +104,7 @@ def test_workers_that_always_die_are_not_tried_for_ever(drive):
     engine = Engine(poison=range(1000))
     with pytest.raises(KvsimError, match=r"3 tasks in a row failed, so it is not the tasks: task \d+: its worker process died"):
         drive(engine, range(1000))
-    assert engine.tries.total() < 30
+    assert engine.tried.total() < 30
 
 
 def test_an_engine_that_broke_between_two_results_is_renewed(drive):
