@@ -33,12 +33,13 @@ def place(where: str | Path | S3Path) -> Path | S3Path:
 
 
 def write_once(file: Path | S3Path, content: bytes) -> bool:
-    """A new file, whole and on disk when this returns; False, and nothing is written, where there is one already."""
+    """A new file, whole and on disk when this returns; False, and nothing is written, where there is one already. Its folder is made
+    when only that is missing: what a late writer has for a place that is gone stays gone. Raises FileNotFoundError then."""
     if not isinstance(file, Path):
         return file.create(content)
     if file.exists():
         return False
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(exist_ok=True)
     aside = file.with_name(f".{file.name}.{uuid.uuid4().hex[:12]}")  # of this writer alone, on whichever machine it is
     with aside.open("xb") as f:
         f.write(content)

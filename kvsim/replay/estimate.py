@@ -12,9 +12,10 @@ from pathlib import Path
 from kvsim.geometry import Layer, Request
 from kvsim.replay.memory import Lot, at_once
 
-# Of a core and the bundled traces (benchmarks/sweep.py prints both): seconds for a logit of one policy, bytes of a row of all tables.
-LOGIT = 3e-8
-ROW = 100
+# CPU seconds for a logit of one policy, and bytes of a query head's row in all tables: between 4e-8 and 2e-7, and 115 and 270, for the
+# policies of the demo and long contexts on one core of 2026.
+LOGIT = 1e-7
+ROW = 200
 USED = 0.8  # of the memory that is free
 
 

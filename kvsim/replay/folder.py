@@ -71,7 +71,7 @@ class Draft:
         _sync(whole)
         whole.rename(self.out)
         _sync(self.out.parent)
-        shutil.rmtree(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)  # where a worker of a driver that was killed may be writing still
 
     def _go_on(self, file: Path) -> None:
         """Only with what was begun by the same version, for the same trace, policies and options."""

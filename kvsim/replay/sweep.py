@@ -98,6 +98,8 @@ def sweep(
         tell(_foretold(left, len(members), ways))
         if dry_run:
             return []
+        if isinstance(target, Path):
+            target.mkdir(parents=True, exist_ok=True)
         write_once(target / STUDY, json.dumps(identity, indent=1, ensure_ascii=False).encode())
         failures = _replayed(left, target, ways)
     for (i, _), error in failures:

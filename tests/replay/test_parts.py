@@ -25,6 +25,7 @@ def events(task, place, rows):
 @pytest.fixture
 def parts(tmp_path):
     folder = Parts(tmp_path / "parts", "key")
+    folder.root.mkdir()
     for task in reversed(TASKS):  # the order in which tasks are finished does not matter
         write_part(folder, task, [[{"events": events(task, i, n)} if (n := 3 * i) else {} for i in range(3)]])
     return folder
@@ -64,6 +65,7 @@ def test_a_part_gives_back_what_was_written(parts):
 
 def test_a_part_is_the_same_however_many_policies_are_written_at_once(parts, tmp_path):
     one_by_one = Parts(tmp_path / "others", "key")
+    one_by_one.root.mkdir()
     for task in TASKS:
         write_part(one_by_one, task, [[{}], [{"events": events(task, 1, 3)}], [{"events": events(task, 2, 6)}]])
     for a, b in zip(read_part(parts, TASKS[0]), read_part(one_by_one, TASKS[0]), strict=True):
@@ -92,6 +94,12 @@ def test_a_part_is_there_whole_or_not_at_all(parts):
     with pytest.raises(OSError, match="disk full"):
         write_part(parts, (9, 9), [[{"events": events(TASKS[0], 0, 1)}], [Broken(events=None)]])
     assert finished(parts, [*TASKS, (9, 9)]) == TASKS
+
+
+def test_a_late_part_does_not_bring_back_what_is_gone(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_part(Parts(tmp_path / "gone" / "parts", "key"), TASKS[0], [[{"events": events(TASKS[0], 0, 1)}]])
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_its_receipt_a_part_is_not_there(parts):
