@@ -117,7 +117,7 @@ def best_tokens(
     best, count = np.zeros((len(queries), many), np.int32), np.zeros(len(queries), np.int64)
     value = np.zeros(best.shape)
     floor = floors(peak, many, error.astype(np.float32))
-    top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, value, count)
+    top_tokens(dots, flags, every, start, peak, floor, error, keys, queries, group, best, value, count)
     return best, value, count
 
 
@@ -294,10 +294,11 @@ def weights(dots, flags, every, group, unit, cap, top, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
-def top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, best, value, count):
+def top_tokens(dots, flags, every, start, peak, floor, error, keys, queries, group, best, value, count):
     """The highest dot products of every row, ties to the lower position: best i32[R, K], the first count[r] of a row.
 
-    Candidates are tokens whose float32 product is at least floor[r] (see `floors`); they are compared in float64.
+    Candidates are tokens whose float32 product is at least floor[r] (see `floors`) and, up to error f64[R], what the last of the best has
+    so far; they are compared in float64.
     value f64[R, K] is scratch. Pages outside and rows inside, so that the columns of a page are read while they are near."""
     limit, rows = best.shape[1], min(best.shape[0], flags.shape[0] * group)
     for r in range(rows):
@@ -309,10 +310,12 @@ def top_tokens(dots, flags, every, start, peak, floor, keys, queries, group, bes
             for t in range(start[p], start[p + 1]):
                 if dots[t, r] < floor[r] or not (every[t] or flags[r // group, t] & ALIVE):
                     continue
+                found = count[r]
+                if found == limit and np.float64(dots[t, r]) + error[r] < value[r, limit - 1]:
+                    continue
                 s = 0.0
                 for j in range(keys.shape[1]):
                     s += np.float64(keys[t, j]) * np.float64(queries[r, j])
-                found = count[r]
                 if found == limit and s <= value[r, limit - 1]:
                     continue
                 at = min(found, limit - 1)
