@@ -146,6 +146,7 @@ class Session:
                 found.tokens = decode(self.model, given, steps, self.how.chunk, ends)
                 if tokenizer is not None:
                     found.meta |= answer(given, found.tokens, tokenizer)
+            self.writer.drain()  # what is counted must be there
             yield Report(
                 path=self.path,
                 request=i,

@@ -31,6 +31,11 @@ class Writer:
         self._queue.put((table, rows))
         self.stalled_seconds += time.perf_counter() - began
 
+    def drain(self) -> None:
+        """Waits until what was put is written. Raises KvsimError."""
+        self._queue.join()
+        self._complain()
+
     def close(self) -> None:
         """Waits until all is written. Raises KvsimError."""
         self.abandon()
@@ -55,3 +60,4 @@ class Writer:
                     getattr(self.trace, table)(*(x() if callable(x) else x for x in rows))
                 except Exception as e:
                     self.error = e
+            self._queue.task_done()

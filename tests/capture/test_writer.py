@@ -69,6 +69,24 @@ def test_an_error_reaches_the_caller_and_nobody_waits_for_ever():
     assert trace.written == [0, 1]  # nothing after a hole
 
 
+def test_what_was_put_is_there_after_a_drain():
+    slow = Slow()
+    writer = Writer(slow)
+    for n in range(5):
+        writer.put("kv", n)
+    writer.drain()
+    assert slow.written == list(range(5))
+    writer.put("kv", 5)
+    writer.close()
+    assert slow.written == list(range(6))
+    writer = Writer(Slow(fails_at=1))
+    for n in range(3):
+        writer.put("kv", n)
+    with pytest.raises(KvsimError, match="writing failed"):
+        writer.drain()
+    writer.abandon()
+
+
 def test_an_error_in_the_last_segment_is_raised_at_the_end():
     writer = Writer(Slow(fails_at=0))
     writer.put("kv", 0)

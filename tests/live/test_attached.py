@@ -81,6 +81,6 @@ def test_what_cannot_be_lived_is_refused_by_name():
     with pytest.raises(WrongUse, match="oracle_keep needs future"), kvsim.live(model, "oracle_keep(hold=tokens(9))"):
         pass
     odd = tiny.model("llama")
-    odd.config._attn_implementation = "flash_attention_2"
+    odd.config._attn_implementation = "flex_attention"
     with pytest.raises(WrongUse, match="attention backend"), kvsim.live(odd, POLICY):
         pass
