@@ -24,22 +24,24 @@ class Truth:
     lse: NDArray[np.float64]  # [Hq, N]: natural log of the softmax denominator, learned sinks included
     out: NDArray[np.float32] | None  # [Hq, N, dv]: attention output before W_O
     top: NDArray[np.int32] | None  # [Hq, N, 64]: positions of the highest logits, ties to the lower; -1 where fewer are visible
-    peak_by_page: NDArray[np.float32]  # [Hkv, P, N * G], as the kernel writes them: turning them costs a tenth of all
-    mass_by_page: NDArray[np.float32]
+    told: tuple[
+        tuple[NDArray[np.float32], ...], ...
+    ]  # of each kv head and block of n steps, as the kernel writes them: [2, P, n * G]
 
     @cached_property
     def peak(self) -> NDArray[np.float32]:
         """f32[Hq, N, P]: the largest logit, scale and soft cap included."""
-        return self._by_head(self.peak_by_page)
+        return self._by_head(0)
 
     @cached_property
     def mass(self) -> NDArray[np.float32]:
         """f32[Hq, N, P]: attention probability."""
-        return self._by_head(self.mass_by_page)
+        return self._by_head(1)
 
-    def _by_head(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        shape = (*x.shape[:2], len(self.t), -1)
-        return np.ascontiguousarray(x.reshape(shape).transpose(0, 3, 2, 1)).reshape(len(self.lse), len(self.t), -1)
+    def _by_head(self, which: int) -> NDArray[np.float32]:
+        """Put together when it is asked for: turning rows and columns takes a tenth of all the rest."""
+        heads = [np.concatenate([x[which] for x in blocks], axis=1) for blocks in self.told]
+        return np.concatenate([x.reshape(len(x), len(self.t), -1).transpose(2, 1, 0) for x in heads])
 
 
 def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
@@ -47,7 +49,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     over all T tokens, and the result."""
     lay, steps = lane.layer, len(lane.steps)
     pages = -(-lane.request.total // PAGE)
-    peak, mass = np.empty((2, lay.kv_heads, pages, steps * lay.group), np.float32)
+    told: list[list[NDArray[np.float32]]] = [[] for _ in range(lay.kv_heads)]
     lse = np.empty((lay.q_heads, steps))
     out = np.empty((lay.q_heads, steps, lay.value_dim), np.float32) if output else None
     best = np.full((lay.q_heads, steps, top), -1, np.int32) if top else None
@@ -73,8 +75,9 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             kernel.scan(keys, q, flags, every, lay.group, unit, cap, dots, *stats)
             denominator = np.empty(len(q))
             kernel.denominator(*stats, sink, np.float32(unit), np.float32(cap), denominator)
-            told = (x[h, :, i * lay.group : i * lay.group + rows] for x in (peak, mass))
-            kernel.probability(*(x[:pages] for x in stats), denominator, np.float32(unit), np.float32(cap), *told)
+            here = np.empty((2, pages, rows), np.float32)
+            kernel.probability(*(x[:pages] for x in stats), denominator, np.float32(unit), np.float32(cap), *here)
+            told[h].append(here)
             shape = (len(t), lay.group, -1)
             lse[part] = _heads_first(denominator / LOG2E, shape)[..., 0]
             if out is not None and values is not None:
@@ -83,7 +86,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
                 start = np.arange(0, tokens + 1, PAGE)
                 found, _, count = kernel.best_tokens(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
                 best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
-    return Truth(lane.steps, lane.t, lse, out, best, peak, mass)
+    return Truth(lane.steps, lane.t, lse, out, best, tuple(map(tuple, told)))
 
 
 def _heads_first(rows: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[Any]:
