@@ -1,0 +1,3 @@
+"""Exit codes."""
+
+DONE, FAILED, WRONG_USE, UNCALIBRATED, INTERRUPTED = 0, 1, 2, 3, 130
