@@ -16,6 +16,7 @@ import torch
 from kvsim import cli
 from kvsim.capture.load import load
 from kvsim.capture.tasks import TASKS
+from kvsim.cli.traces import CAPTURE_TASKS
 from kvsim.trace.open import open_trace
 from tests.capture import tiny
 from tests.capture.words import SIZE, tokenizer
@@ -102,7 +103,7 @@ def test_every_task_is_captured(capsys, folder, tmp_path, task):
     assert [x.get("task") for x in told] == [task]
     assert ("solved" in told[0]) == (task != "plain")
     assert len(open_trace(tmp_path / "t").requests[0].evidence) >= (task != "plain")
-    assert task in cli.CAPTURE_TASKS.split(", ")
+    assert task in CAPTURE_TASKS.split(", ")
 
 
 def test_a_dry_run_tells_what_the_capture_takes(capsys, folder, tmp_path):

@@ -10,10 +10,10 @@ import torch
 from transformers import modeling_flash_attention_utils as flash
 from transformers.integrations import flash_attention
 
-from kvsim import cli
 from kvsim.capture.check import verify
 from kvsim.capture.hooks import BACKENDS
 from kvsim.capture.run import capture
+from kvsim.cli.traces import ATTENTION
 from kvsim.errors import WrongUse
 from kvsim.trace.open import open_trace
 from tests.capture import tiny
@@ -95,7 +95,7 @@ def test_what_a_kernel_leaves_out_is_not_captured(tmp_path, sink):
 
 
 def test_the_command_offers_what_can_be_watched():
-    assert cli.ATTENTION == BACKENDS
+    assert ATTENTION == BACKENDS
 
 
 def test_a_dtype_that_a_kernel_does_not_take_is_one_line(tmp_path):
