@@ -20,13 +20,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from kvsim.replay.memory import in_bytes
+from kvsim.trace.open import open_trace
+from kvsim.trace.write import TraceWriter
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from kvsim.replay.memory import in_bytes  # noqa: E402
-from kvsim.trace.open import open_trace  # noqa: E402
-from kvsim.trace.write import TraceWriter  # noqa: E402
-
 KV_HEADS, Q_HEADS, DIM, STEPS = 4, 16, 128, 64
 POLICIES = ("quest(read=tokens(1024), page=16)", "h2o(hold=tokens(4096))")
 MOST_READ = 1.1  # of a layer's bytes

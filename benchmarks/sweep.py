@@ -21,11 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
+from kvsim.synth.generate import synthesize
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from kvsim.synth.generate import synthesize  # noqa: E402
-
 LAYERS = 10
 LEAST = 0.85  # of the speed of two independent processes
 STUDY = """

@@ -20,7 +20,7 @@ def advise_(args: argparse.Namespace) -> None:
     goal, out = target(args.target), Path(args.out)
     if args.verify:
         raise WrongUse(
-            "--verify runs the advice in a live model, which kvsim cannot do yet; without it the advice is tried by replay"
+            "--verify runs the advice in a live model, which advise does not do itself: give the policy file to kvsim live -p @FILE"
         )
     if out.exists():
         raise WrongUse(f"{out}: exists already, and advice is never overwritten; choose another -o, or remove it")
@@ -75,7 +75,7 @@ def _advise_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--layers", type=list_of_numbers, metavar="LIST", help="only these layers: 0,3 or 4-9, ends included")
     p.add_argument("--workers", type=int, metavar="N", help="processes of the replays")
-    p.add_argument("--verify", action="store_true", help="run the advice in a live model (not yet)")
+    p.add_argument("--verify", action="store_true", help="refused: kvsim live -p @FILE runs the advice in a live model")
     p.add_argument("--json", action="store_true", help="for programs")
 
 

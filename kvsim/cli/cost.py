@@ -277,21 +277,8 @@ def _cost_price_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="for programs")
 
 
-def _cost_predict_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("run", metavar="RUN")
-    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
-    p.add_argument("-o", "--out", required=True, metavar="DIR", help="a new folder for the tables")
-    p.add_argument(
-        "--batch", type=one_number, default=1, metavar="N", help="requests at once, all like the replayed one (default: 1)"
-    )
-    p.add_argument(
-        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
-    )
-    p.add_argument("--strict", action="store_true", help="exit 3 unless every part of every step is calibrated")
-    _cost_price_options(p)
-
-
-def _cost_whatif_options(p: argparse.ArgumentParser) -> None:
+def _cost_budget_options(p: argparse.ArgumentParser) -> None:
+    """What whatif and serve share: policies without a trace."""
     p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
     p.add_argument(
         "-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions with fixed budgets"
@@ -299,6 +286,34 @@ def _cost_whatif_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--geometry", required=True, metavar="FILE|MODEL_ID", help="JSON with the heads of the model, or one that kvsim knows"
     )
+
+
+def _cost_union_option(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
+    )
+
+
+def _cost_variant_option(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
+    )
+
+
+def _cost_predict_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run", metavar="RUN")
+    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
+    p.add_argument("-o", "--out", required=True, metavar="DIR", help="a new folder for the tables")
+    p.add_argument(
+        "--batch", type=one_number, default=1, metavar="N", help="requests at once, all like the replayed one (default: 1)"
+    )
+    _cost_variant_option(p)
+    p.add_argument("--strict", action="store_true", help="exit 3 unless every part of every step is calibrated")
+    _cost_price_options(p)
+
+
+def _cost_whatif_options(p: argparse.ArgumentParser) -> None:
+    _cost_budget_options(p)
     p.add_argument("--context", type=list_of_numbers, default=[], metavar="LIST", help="tokens of a request: 8192,32768")
     p.add_argument("--batch", type=list_of_numbers, default=[1], metavar="LIST", help="requests: 1,8 (default: 1)")
     p.add_argument(
@@ -313,21 +328,13 @@ def _cost_whatif_options(p: argparse.ArgumentParser) -> None:
         "--variant", action="append", default=[], metavar="NAME", help="only these steps or rests of steps: a weight format"
     )
     p.add_argument("--tp", type=one_number, default=1, metavar="N", help="devices that share the heads (default: 1)")
-    p.add_argument(
-        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
-    )
+    _cost_union_option(p)
     p.add_argument("--strict", action="store_true", help="exit 3 unless every row is calibrated")
     _cost_price_options(p)
 
 
 def _cost_serve_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
-    p.add_argument(
-        "-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions with fixed budgets"
-    )
-    p.add_argument(
-        "--geometry", required=True, metavar="FILE|MODEL_ID", help="JSON with the heads of the model, or one that kvsim knows"
-    )
+    _cost_budget_options(p)
     p.add_argument("--context", type=list_of_numbers, required=True, metavar="LIST", help="tokens of requests alike: 8192,32768")
     p.add_argument("--batch", type=one_number, default=1, metavar="N", help="requests, for the latency (default: 1)")
     p.add_argument(
@@ -342,12 +349,8 @@ def _cost_serve_options(p: argparse.ArgumentParser) -> None:
         "--memory-share", type=float, default=0.9, metavar="X", help="of the device's memory that may be used (default: 0.9)"
     )
     p.add_argument("--workspace", metavar="SIZE", help="bytes that activations and graphs take, 2GB")
-    p.add_argument(
-        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
-    )
-    p.add_argument(
-        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
-    )
+    _cost_variant_option(p)
+    _cost_union_option(p)
     _cost_price_options(p)
 
 
@@ -360,12 +363,8 @@ def _cost_explain_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--geometry", metavar="FILE|MODEL_ID", help="JSON with the heads of the model, or one that kvsim knows")
     p.add_argument("--context", type=one_number, metavar="N", help="tokens of a request")
     p.add_argument("--batch", type=one_number, default=1, metavar="N", help="requests (default: 1)")
-    p.add_argument(
-        "--variant", metavar="NAME", help="which steps or rests of steps, where the model has several: a weight format"
-    )
-    p.add_argument(
-        "--union-factor", type=float, metavar="X", help="pages a group reads over those of one head (default: the most it can be)"
-    )
+    _cost_variant_option(p)
+    _cost_union_option(p)
     _cost_price_options(p)
 
 

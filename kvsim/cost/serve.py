@@ -55,7 +55,7 @@ def serve(model: CostModel, heads: Geometry, asked: Asked) -> dict[str, Any]:
     A row: step_us at the batch asked for with interval, grade; requests that fit, their step and tokens a second (null where memory is
     not known); longest context of that batch; attention_share, amdahl, break-even share, crossover. Raises WrongUse: nothing fits, a
     policy without a fixed budget, a model of other heads."""
-    if not asked.contexts or min(*asked.contexts, asked.batch, 2**60) < 1:
+    if not asked.contexts or min(*asked.contexts, asked.batch) < 1:
         raise WrongUse("--context and --batch: expected one number or more, 1 token and 1 request at least")
     prices = priced_for(
         model, (heads.q_heads, heads.kv_heads, heads.head_dim), rest=asked.variant, kernels=asked.kernels,

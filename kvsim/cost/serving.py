@@ -59,7 +59,8 @@ class Engine:
 def resident(policy: Fixed, heads: Geometry, lengths: Sequence[int], prefix: int = 0) -> int:
     """Bytes of a batch whose requests begin with the same `prefix` tokens. Whole pages of it are there once while nothing is evicted;
     a policy that evicts leaves every request with rows of its own."""
-    alone, shared = resident_bytes(policy, heads, lengths), prefix // policy.page * policy.page
+    alone = resident_bytes(policy, heads, lengths)
+    shared = min(prefix, min(lengths) - 1) // policy.page * policy.page  # a request that decodes has a newest token of its own
     if policy.hold is not None or not shared:
         return alone
     return alone - (len(lengths) - 1) * resident_bytes(policy, heads, [shared])
@@ -69,7 +70,7 @@ def most_requests(policy: Fixed, heads: Geometry, length: int, memory: Memory, p
     """The largest batch of requests of `length` tokens that fits."""
     one = resident(policy, heads, [length], prefix)
     next_ = resident(policy, heads, [length] * 2, prefix) - one
-    return 0 if one > memory.usable else 1 + (memory.usable - one) // max(1, next_)
+    return 0 if one > memory.usable else 1 + (memory.usable - one) // next_
 
 
 def longest(policy: Fixed, heads: Geometry, batch: int, memory: Memory, prefix: int = 0) -> int:
@@ -155,7 +156,7 @@ def sharing(engine: Engine, policy: Fixed, length: int, batch: int, prefix: int)
             f"{policy.name}: how much of a shared prefix it reads once, only a trace can tell (distinct pages of a batch)"
         )
     each = step(policy, engine.heads, [length] * batch, engine.how)
-    saved = (batch - 1) * min(prefix, length) * row_bytes(engine.heads) * engine.heads.kv_heads * engine.heads.layers
+    saved = (batch - 1) * min(prefix, length - 1) * row_bytes(engine.heads) * engine.heads.kv_heads * engine.heads.layers
     once = [replace(x, bytes=(x.bytes or 0) - saved) if x.cls == "dense_attn" else x for x in each]
     low, high = (r["step_us"] for r in engine.times([once, each]))
     return {"read_once": low, "read_by_each": high}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kvsim.cost
@@ -56,6 +56,7 @@ POLICIES = st.sampled_from(
 
 
 @given(POLICIES, st.integers(1, 4000), st.integers(0, 700), st.integers(1, 10**9))
+@example(Fixed(read=share(0.2), summary_numbers=128), 352, 455, 19_818_590)  # a prefix as long as the requests
 @settings(deadline=None, max_examples=80)
 def test_the_largest_batch_fits_and_one_more_does_not(policy, length, prefix, room):
     memory, prefix = Memory(room, share=1.0), min(prefix, length)

@@ -13,12 +13,12 @@ from kvsim.capture.vllm.watch import WATCH
 def watched(base: Any) -> str:
     """Subclasses an attention backend, its metadata builder and its implementation -> where vLLM finds the subclass by name."""
 
-    class Builder(base.get_builder_cls()):  # type: ignore[misc]
+    class Builder(base.get_builder_cls()):  # type: ignore[misc]  # known only where the engine runs
         def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any) -> Any:
             WATCH.built(common_attn_metadata)  # before super, whose metadata do not all tell which row is whose
             return super().build(common_prefix_len, common_attn_metadata, *args, **options)
 
-    class Impl(base.get_impl_cls()):  # type: ignore[misc]
+    class Impl(base.get_impl_cls()):  # type: ignore[misc]  # known only where the engine runs
         def forward(
             self,
             layer: Any,
@@ -36,7 +36,7 @@ def watched(base: Any) -> str:
                 WATCH.attended(layer, query, key, value, output)
             return result
 
-    class Backend(base):  # type: ignore[misc]
+    class Backend(base):  # type: ignore[misc]  # known only where the engine runs
         @staticmethod
         def get_impl_cls() -> Any:
             return Impl
