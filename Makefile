@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-capture test-cluster families test-kills test-pages lint types docs bench cases profiles study analyses oracles vllm
+.PHONY: help demo test test-capture test-cluster families test-kills test-pages lint types docs bench cases profiles study analyses oracles vllm fuzz
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ families: .venv/capture  ## capture a tiny model of every causal type of transfo
 
 vllm: .venv-vllm/ready .venv/capture  ## capture from the real vLLM on a CPU, in an environment of its own (2.5 GB), beside transformers
 	@$(BIN)/python -m tests.vllm.agree .venv-vllm/bin/python
+
+fuzz: .venv/ready  ## odd input for every reader, MINUTES each (10); a finding is printed with the command that makes it again
+	@$(BIN)/python -m tools.fuzz $(SURFACE) --minutes $(or $(MINUTES),10)
 
 study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
 	@$(BIN)/python tools/study.py $(CELL)

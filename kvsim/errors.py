@@ -1,8 +1,18 @@
 """What kvsim raises: one line each that says what, where, what was expected and how to mend it."""
 
+LONGEST = 1000  # characters of a line of a message: what it quotes may be longer than anybody reads
+
 
 class KvsimError(Exception):
-    """Anything kvsim refuses by name."""
+    """Anything kvsim refuses by name. What a message quotes of a file cannot move the cursor or hide what follows it."""
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__("\n".join(_shown(line) for line in str(text).split("\n")))
+
+
+def _shown(line: str) -> str:
+    plain = line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST * 2 // 3]} ... {plain[-LONGEST // 4 :]}"
 
 
 class WrongUse(KvsimError, ValueError):

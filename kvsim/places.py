@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import os
 import uuid
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BadTrace
 
@@ -55,6 +56,14 @@ def file_hash(file: Path | S3Path) -> str:
         return file.sha256()
     with file.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def from_json(text: str | bytes) -> Any:
+    """What a file says. Raises ValueError for whatever is no JSON; json.loads has another error for one nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def names_in(folder: Path | S3Path) -> set[str]:

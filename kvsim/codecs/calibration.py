@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,18 @@ def _read(path: str, digest: str) -> Calibration:
         with np.load(io.BytesIO(raw), allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             arrays = {name: file[name].astype(np.float64) for name in file.files if name != "about"}
-    except (ValueError, KeyError, OSError, TypeError, AttributeError, zipfile.BadZipFile) as e:
+    except (
+        ValueError,
+        KeyError,
+        OSError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        EOFError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as e:
         raise WrongUse(f"calibration {path}: not a calibration file ({' '.join(str(e).split())}); {MAKE}") from None
     if not isinstance(about, dict) or about.get("schema") != SCHEMA:
         raise WrongUse(f"calibration {path}: not of schema {SCHEMA}; {MAKE}")

@@ -16,18 +16,20 @@ UNCLASSED = "unclassed"
 
 def load_rules(path: str | Path | None = None) -> Rules:
     """The rules of a TOML file (`[[rule]]` with `class` and `match`), then the built-in ones. Raises WrongUse for a bad rule."""
-    own = _parsed(Path(path).read_text(encoding="utf-8"), Path(path).name) if path else []
-    return own + _parsed(files("kvsim.cost").joinpath("classes.toml").read_text(encoding="utf-8"), "classes.toml")
+    own = _parsed(Path(path).read_bytes(), Path(path).name) if path else []
+    return own + _parsed(files("kvsim.cost").joinpath("classes.toml").read_bytes(), "classes.toml")
 
 
-def _parsed(text: str, name: str) -> Rules:
+def _parsed(raw: bytes, name: str) -> Rules:
     try:
-        rules = tomllib.loads(text).get("rule", [])
-    except tomllib.TOMLDecodeError as e:
+        rules = tomllib.loads(raw.decode("utf-8")).get("rule", [])
+    except (ValueError, RecursionError) as e:  # not TOML, or not UTF-8
         raise WrongUse(f"{name}: not TOML ({e})") from None
+    if not isinstance(rules, list):
+        raise WrongUse(f"{name}: rule is one table; expected [[rule]] for each")
     found: Rules = []
     for i, rule in enumerate(rules, 1):
-        if not isinstance(rule, dict) or set(rule) != {"class", "match"} or rule["class"] not in CLASSES:
+        if not isinstance(rule, dict) or set(rule) != {"class", "match"} or rule["class"] not in list(CLASSES):
             raise WrongUse(f"{name}, rule {i}: expected class (one of {', '.join(CLASSES)}) and match (a regular expression)")
         try:
             found.append((re.compile(rule["match"]), rule["class"]))

@@ -73,12 +73,12 @@ def read_geometry(path: str | Path) -> Geometry:
     name = Path(path).name
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise WrongUse(f"{name}: not JSON ({e})") from None
     numbers = ("layers", "q_heads", "kv_heads", "head_dim", "value_dim")
     if not isinstance(given, dict) or not all(type(given.get(n)) is int and given[n] > 0 for n in numbers):
         raise WrongUse(f"{name}: expected whole numbers above 0 for {', '.join(numbers)}, and dtype")
-    if given.get("dtype") not in BITS:
+    if given.get("dtype") not in list(BITS):
         raise WrongUse(f"{name}: dtype {given.get('dtype')!r}; expected one of {', '.join(BITS)}")
     if given["q_heads"] % given["kv_heads"]:
         raise WrongUse(f"{name}: {given['q_heads']} query heads do not divide among {given['kv_heads']} kv heads")

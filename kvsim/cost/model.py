@@ -144,6 +144,9 @@ def _short(x: float | None) -> float | None:
     return None if x is None or not math.isfinite(x) else float(f"{x:.{DIGITS}g}")
 
 
+TEXTS = ("class", "variant", "graph")  # of a key; the rest are whole numbers
+
+
 def read_model(path: str | Path) -> CostModel:
     """Raises BadProfile when the file is no cost model."""
     name = Path(path).name
@@ -153,7 +156,7 @@ def read_model(path: str | Path) -> CostModel:
             raise BadProfile(f"{name}: schema {about['schema']!r} where {SCHEMA} is expected; fit again with this kvsim")
         fits = [_read_fit(f) for f in about.pop("fits")]
         card = Gpu(**about["gpu"]) if about["gpu"] else None
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as e:
         if isinstance(e, BadProfile):
             raise
         raise BadProfile(f"{name}: not a cost model ({type(e).__name__}: {e}); make one with kvsim cost fit") from None
@@ -173,12 +176,17 @@ def _refuse_faster_than_link(name: str, gpu: Gpu | None, fits: list[ClassFit]) -
 
 
 def _read_fit(f: dict[str, Any]) -> ClassFit:
-    cells = np.array(f["residuals"], dtype=float).reshape(-1, 3)
+    """Every value becomes what it should be, or raises ValueError, TypeError or KeyError."""
+    cells, key, l2 = np.array(f["residuals"], dtype=float).reshape(-1, 3), f["key"], f["l2_bytes"]
+    if not len(cells) or not (cells[:, :2] > 0).all() or set(key) != set(KEY):
+        raise ValueError("a fit without shapes, or with another key than " + ", ".join(KEY))
+    coefficients = {t: float(f["coefficients"][t]) for t in UNITS if t in f["coefficients"]}
     return ClassFit(
-        key=f["key"], coefficients={t: f["coefficients"][t] for t in UNITS if t in f["coefficients"]},
-        ci95={t: (f["ci95"][t][0], f["ci95"][t][1]) for t in f["ci95"]}, grid=Grid(np.log2(cells[:, :2]), cells[:, 2]),
-        l2_bytes=f["l2_bytes"], spread=_number(f["spread"]), beyond=_number(f["beyond"]), held=f["held_out"], rows=f["rows"],
-        lacks=f.get("lacks", ""), draws=_read_draws(f),
+        key={k: None if v is None else str(v) if k in TEXTS else int(v) for k, v in key.items()},
+        coefficients=coefficients, ci95={t: (float(f["ci95"][t][0]), float(f["ci95"][t][1])) for t in coefficients},
+        grid=Grid(np.log2(cells[:, :2]), cells[:, 2]), l2_bytes=None if l2 is None else int(l2), spread=_number(f["spread"]),
+        beyond=_number(f["beyond"]), held={str(k): _number(v) for k, v in f["held_out"].items()},
+        rows={str(k): int(v) for k, v in f["rows"].items()}, lacks=str(f.get("lacks", "")), draws=_read_draws(f),
     )  # fmt: skip
 
 
@@ -189,7 +197,7 @@ def _read_draws(f: dict[str, Any]) -> npt.NDArray[np.float64]:
 
 
 def _number(x: float | None) -> float:
-    return float("nan") if x is None else x
+    return float("nan") if x is None else float(x)
 
 
 # ------------------------------------------------------------------------------------------------ what it says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from kvsim.errors import BadProfile
@@ -20,10 +21,9 @@ def number(text: str | None, where: str) -> float | None:
     cell = (text or "").strip()
     if cell.lower() in MISSING:
         return None
-    if PLAIN.fullmatch(cell):
-        return float(cell)
-    if GROUPED.fullmatch(cell):
-        return float(cell.replace(",", ""))
+    plain = cell.replace(",", "") if GROUPED.fullmatch(cell) else cell
+    if PLAIN.fullmatch(plain) and math.isfinite(found := float(plain)):
+        return found
     hint = "; export again with LC_ALL=C" if re.fullmatch(r"[\d.,\s'’]+", cell) else ""
     raise BadProfile(f"{where}: {cell!r} is not a number such as 1234.5 or 1,234.5{hint}")
 

@@ -4,7 +4,6 @@ The unit of evidence is a context. Several prompts from one context share its te
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from itertools import permutations
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from kvsim.errors import BadTrace
 from kvsim.metrics.interval import FEWEST, picks
 from kvsim.metrics.paired import sign_test, spearman, wilson
+from kvsim.places import from_json
 from kvsim.tables import LIVE_SCHEMA
 
 FULL = "full() >> everything()"
@@ -60,7 +60,7 @@ def open_study(path: str | Path) -> Study:
     """Raises BadTrace: not a study."""
     file = Path(path) / "live.json"
     try:
-        about = json.loads(file.read_text("utf-8"))
+        about = from_json(file.read_text("utf-8"))
     except (OSError, ValueError) as e:
         raise BadTrace(f"{path}: not the directory of a kvsim live ({e})") from None
     if about.get("schema") != LIVE_SCHEMA:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import polars as pl
 
 from kvsim import tables
 from kvsim.errors import BadTrace
-from kvsim.places import at_hand
+from kvsim.places import at_hand, from_json
 
 NEEDED = ("ledger", "heads")
 
@@ -88,7 +87,7 @@ def _about(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise BadTrace(f"{path}: no run.json, so not a finished run; kvsim replay TRACE -p POLICY -o {path} writes one")
     try:
-        about = json.loads(file.read_text(encoding="utf-8"))
+        about = from_json(file.read_text(encoding="utf-8"))
     except ValueError as e:
         raise BadTrace(f"{file}: not JSON ({e}); replay again") from None
     schema = about.get("schema") if isinstance(about, dict) else None

@@ -11,6 +11,7 @@ import ast
 import hashlib
 import json
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,9 @@ def _tree(text: str) -> ast.expr:
     if len(text) > LONGEST:
         raise WrongUse(f"policy {_short(text)}: {len(text)} characters; expected at most {LONGEST}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "1if x" is no expression either way
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         raise WrongUse(f"policy {_short(text)}: {getattr(e, 'msg', 'not an expression')}; write {EXAMPLE}") from None
     layer: list[ast.AST] = [tree]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kvsim.errors import WrongUse
+from kvsim.places import from_json
 from kvsim.replay.asked import Task
 from kvsim.replay.parts import Parts, merge
 
@@ -76,7 +77,7 @@ class Draft:
     def _go_on(self, file: Path) -> None:
         """Only with what was begun by the same version, for the same trace, policies and options."""
         try:
-            begun = json.loads(file.read_text("utf-8"))
+            begun = from_json(file.read_text("utf-8"))
         except ValueError:
             raise WrongUse(f"{file}: altered, so nothing can go on from it; choose another -o, or remove {self.path}") from None
         check_same(begun, self.about, self.path)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvsim.errors import BadTrace
-from kvsim.places import names_in, write_once
+from kvsim.places import from_json, names_in, write_once
 from kvsim.replay.asked import Task
 from kvsim.tables import RUN_TABLES
 
@@ -112,7 +112,7 @@ def read_part(parts: Parts, task: Task) -> list[dict[str, pa.Table]]:
 def _receipt(parts: Parts, task: Task, name: str = MAIN) -> dict[str, Any]:
     file = parts.folder(task) / f"{name}.json"
     try:
-        found = json.loads(file.read_bytes())
+        found = from_json(file.read_bytes())
         said = found.pop("sha256")
     except (ValueError, AttributeError, KeyError, TypeError):
         raise _altered(file) from None

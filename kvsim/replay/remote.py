@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from kvsim.errors import BadTrace, WrongUse
-from kvsim.places import write_once
+from kvsim.places import from_json, write_once
 from kvsim.replay.asked import Task
 from kvsim.replay.folder import BEGUN, Draft, check_same, key, partial, tables_of
 from kvsim.replay.parts import Parts, merge
@@ -32,7 +32,7 @@ class RemoteDraft(Draft):
         begun = self.path / BEGUN
         if not write_once(begun, json.dumps(self.about, indent=1, ensure_ascii=False).encode()):
             try:
-                before = json.loads(begun.read_bytes())
+                before = from_json(begun.read_bytes())
             except ValueError:
                 raise WrongUse(
                     f"{begun}: altered, so nothing can go on from it; choose another -o, or remove {self.path}"

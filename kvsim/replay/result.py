@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BadTrace
-from kvsim.places import at_hand
+from kvsim.places import at_hand, from_json
 from kvsim.tables import RUN_SCHEMA, RUN_TABLES
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Run:
             what = "begun and not finished: repeat its replay to finish it" if begun else f"no run.json, so not a run; {again}"
             raise BadTrace(f"{self.path}: {what}")
         try:
-            info = json.loads(file.read_text("utf-8"))
+            info = from_json(file.read_text("utf-8"))
         except ValueError as e:
             raise BadTrace(f"{file}: not JSON ({e}): the file was altered; replay again") from None
         if not isinstance(info, dict) or info.get("schema") != RUN_SCHEMA:

@@ -59,7 +59,7 @@ def read_study(file: str | Path, most: int = MOST) -> Study:
         asked = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as e:
         raise WrongUse(f"{path}: {e.strerror if isinstance(e, OSError) else 'not a text'}; expected a study.toml") from None
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise WrongUse(f"{path}: not TOML: {e}") from None
     try:
         _check(asked)
@@ -103,7 +103,10 @@ def _traces(text: str, folder: Path) -> list[str]:
         return [text]
     if not any(c in text for c in "*?["):
         return [str(folder / text)]
-    found = sorted(str(p) for p in folder.glob(text) if p.is_dir())
+    try:
+        found = sorted(str(p) for p in folder.glob(text) if p.is_dir())
+    except (ValueError, NotImplementedError, OSError) as e:
+        raise WrongUse(f"traces: {text!r} is no pattern of folders ({e})") from None
     if not found:
         raise WrongUse(f"traces: {text!r} matches no folder beside the study")
     return found
@@ -178,7 +181,7 @@ class _Constraint:
         self.text = text
         try:
             self.tree = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise self._wrong() from None
         self.names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         if not isinstance(self.tree, ast.Compare) or not self.names:
@@ -193,7 +196,10 @@ class _Constraint:
         sides = [self._number(node, given) for node in (self.tree.left, *self.tree.comparators)]
         if any(type(op) not in _COMPARE for op in self.tree.ops):
             raise self._wrong()
-        return all(_COMPARE[type(op)](a, b) for op, a, b in zip(self.tree.ops, sides, sides[1:], strict=False))
+        try:
+            return all(_COMPARE[type(op)](a, b) for op, a, b in zip(self.tree.ops, sides, sides[1:], strict=False))
+        except OverflowError:  # a whole number beyond float
+            raise self._wrong() from None
 
     def _number(self, node: ast.expr, given: Mapping[str, Value]) -> float:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import KvsimError, WrongUse
-from kvsim.places import place, write_once
+from kvsim.places import from_json, place, write_once
 from kvsim.policies.language import load_file
 from kvsim.replay.asked import Asked, about, resolve
 from kvsim.replay.estimate import available, estimate
@@ -205,7 +205,7 @@ def _same_study(out: Path | S3Path, identity: dict[str, Any]) -> None:
             raise WrongUse(f"{out}: exists already and is no sweep that can go on; choose another -o, or remove it")
         return
     try:
-        begun = json.loads(file.read_bytes())
+        begun = from_json(file.read_bytes())
         differ = [name for name in identity if begun.get(name) != identity[name]]
     except (ValueError, AttributeError):
         raise WrongUse(f"{file}: altered, so nothing can go on from it; choose another -o, or remove {out}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zipfile
 from collections import ChainMap, Counter
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
+from kvsim.places import from_json
 
 Saved = Mapping[str, NDArray[Any]]
 
@@ -60,7 +60,7 @@ def _safetensors(file: Path) -> Saved:
     data = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
     try:
         (length,) = struct.unpack("<Q", data[:8].tobytes())
-        header = json.loads(data[8 : 8 + length].tobytes())
+        header = from_json(data[8 : 8 + length].tobytes())
         texts = {name: np.array(text) for name, text in header.pop("__metadata__", {}).items()}
         return texts | {name: _tensor(data[8 + length :], **entry) for name, entry in header.items()}
     except (struct.error, ValueError, TypeError, AttributeError) as e:

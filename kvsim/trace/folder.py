@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvsim.errors import BadTrace
+from kvsim.places import from_json
 from kvsim.tables import TRACE_SCHEMA
 from kvsim.trace.bits import RAW, Raw
 
@@ -135,8 +135,8 @@ def open_folder(listing: Listing) -> Folder:
 
 def _manifest(file: Path | S3Path, raw: bytes) -> dict[str, Any]:
     try:
-        manifest = json.loads(raw)
-    except (ValueError, RecursionError) as e:
+        manifest = from_json(raw)
+    except ValueError as e:
         raise BadTrace(f"{file}: not JSON ({e}): the file was altered; {AGAIN}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise BadTrace(f"{file}: expected an object with schema, kind, status, dtype and files; {AGAIN}")
@@ -161,9 +161,9 @@ def read_journal(file: Path | S3Path, raw: bytes) -> dict[str, Any]:
     files = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
         try:
-            entry = json.loads(line)
+            entry = from_json(line)
             files[str(entry["path"])] = entry
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise BadTrace(
                 f"{file}: line {number} is not a segment (path, bytes, sha256, rows): the journal was altered; capture again"
             ) from None
@@ -173,7 +173,7 @@ def read_journal(file: Path | S3Path, raw: bytes) -> dict[str, Any]:
 def draft_of(layers: Segment) -> dict[str, Any]:
     draft = (layers.footer.metadata or {}).get(DRAFT, b"{}")
     with _parquet(layers):
-        manifest = dict(json.loads(draft))
+        manifest = dict(from_json(draft))
     if manifest.get("dtype", "float16") not in RAW:
         raise BadTrace(f"{layers}: dtype is {manifest['dtype']!r}; expected {' or '.join(map(repr, RAW))}")
     return manifest

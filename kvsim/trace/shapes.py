@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 
 from kvsim.errors import BadTrace
 from kvsim.geometry import ITEMSIZE, Layer, Request, Span
+from kvsim.places import from_json
 
 KINDS = ("full", "sliding", "mla_expanded", "linear")
 
@@ -128,6 +128,6 @@ def _require(holds: bool, where: str, found: str, expected: str) -> None:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(from_json(text), dict)
     except ValueError:
         return False

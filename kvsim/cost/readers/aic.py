@@ -39,6 +39,8 @@ def read(path: Path, told: Told) -> Found:
             raise BadProfile(
                 f"{told.label}, row {i}, column kv_cache_dtype: {row['kv_cache_dtype']!r} where one of {', '.join(BITS)} is expected"
             )
+        if empty := [c for c in COLUMNS if row[c] is None and c != "latency"]:
+            raise BadProfile(f"{told.label}, row {i}, column {empty[0]}: the cell is empty")
         if not row["latency"] or row["latency"] <= 0:
             found.left_out["row without a latency"] += 1
             continue

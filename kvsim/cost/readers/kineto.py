@@ -140,5 +140,5 @@ def parse(text: str, label: str) -> Any:
     """Raises BadProfile for what is no JSON (a trace cut short, for example)."""
     try:
         return json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BadProfile(f"{label}: not JSON ({e}); was the trace cut short?") from None

@@ -71,7 +71,7 @@ def read_sqlite(path: Path, told: Told) -> Found:
             _facts(db, tables, found)
             _kernels(db, tables, found, told)
             _copies(db, tables, found, told)
-    except sqlite3.Error as e:
+    except (sqlite3.Error, UnicodeDecodeError) as e:  # the second from within a complaint of the first kind
         raise BadProfile(f"{told.label}: not a readable Nsight Systems export ({e})") from None
     return found
 
@@ -98,8 +98,8 @@ def _kernels(db: sqlite3.Connection, tables: set[str], found: Found, told: Told)
     query = "SELECT s.value, k.start, k.end FROM CUPTI_ACTIVITY_KIND_KERNEL k LEFT JOIN StringIds s ON s.id = k.demangledName ORDER BY k.start"
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for name, start, end in db.execute(query):
-        if end <= start:
-            found.left_out["kernel that ends before it starts"] += 1
+        if not (isinstance(start, int | float) and isinstance(end, int | float) and start < end):
+            found.left_out["kernel that ends before it starts, or has no times"] += 1
         else:
             spans[name or "?"].append((start / 1e3, end / 1e3))
     for name, ran in spans.items():
@@ -113,7 +113,7 @@ def _copies(db: sqlite3.Connection, tables: set[str], found: Found, told: Told) 
         return
     query = "SELECT copyKind, bytes, COUNT(*), SUM(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1, 2 ORDER BY 1, 2"
     for kind, size, n, time in db.execute(query):
-        if kind not in COPIES or not size or time <= 0:
+        if kind not in COPIES or not isinstance(size, int) or size <= 0 or not isinstance(time, int | float) or time <= 0:
             found.left_out["copy of another kind, or of nothing"] += n
             continue
         row = {"class": COPIES[kind], "variant": "memcpy", "bytes": size * n, "t_us": time / 1e3, "n": n, "cache": "unknown"}
