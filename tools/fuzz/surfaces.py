@@ -167,6 +167,40 @@ def _tried(do: Callable[[], Any]) -> Any:
         return None
 
 
+def _dumps(root: Path) -> Corpus:
+    """What `kvsim trace convert` reads, in both formats."""
+    rng = np.random.default_rng(0)
+    arrays = {f"layers.0.{name}": rng.normal(size=(2, 12, 4)).astype(np.float32) for name in "kv"}
+    arrays |= {"layers.0.q": rng.normal(size=(4, 3, 4)).astype(np.float32), "prompt_tokens": np.array(10), "scale": np.array(0.5)}
+    np.savez(root / "a.npz", **arrays)  # type: ignore[arg-type]
+    header: dict[str, Any] = {"__metadata__": {"mode": "greedy"}}
+    data = b""
+    for name, x in arrays.items():
+        kind = {"float32": "F32", "int64": "I64", "float64": "F64"}[x.dtype.name]
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [len(data), len(data) + x.nbytes]}
+        data += x.tobytes()
+    said = json.dumps(header).encode()
+    return {"a.npz": (root / "a.npz").read_bytes(), "a.safetensors": len(said).to_bytes(8, "little") + said + data}
+
+
+def _dump(rng: Random, good: Corpus, folder: Path) -> None:
+    """What becomes a trace is one that the check has nothing to say of."""
+    from kvsim.trace.check import check_trace
+    from kvsim.trace.convert import convert
+
+    name = rng.choice(list(good))
+    data = good[name]
+    if name == "a.safetensors" and rng.random() < 0.6:
+        end = 8 + int.from_bytes(data[:8], "little")
+        said = json.dumps(altered(rng, json.loads(data[8:end]))).encode()
+        data = len(said).to_bytes(8, "little") + said + data[end:]
+    else:
+        data = bent(rng, data, list(good.values()))
+    (folder / name).write_bytes(data)
+    if said_of := list(check_trace(convert([folder / name], folder / "trace"))):
+        raise Finding(f"a trace was made of which the check says {said_of[0]}")
+
+
 # ------------------------------------------------------------------------------------------------ policies
 def _policy(rng: Random, _: Any, folder: Path) -> None:
     """What parses has one canonical form."""
@@ -427,6 +461,7 @@ def _nothing(root: Path) -> None:
 SURFACES = {
     "damaged-trace": Surface("bytes of a trace's tables that changed", _good_traces, _damaged_trace),
     "forged-trace": Surface("a trace made to mislead: manifest, paths, links, tables", _good_traces, _forged_trace),
+    "dump": Surface("arrays to be made a trace", _dumps, _dump),
     "policy": Surface("policy expressions", _nothing, _policy),
     "policy-file": Surface("policy files per layer and head", _nothing, _policy_file),
     "profile": Surface("profilers' exports", _exports, _profile),
