@@ -39,7 +39,7 @@ def replayed(tmp_path):
         files = []
         for i, arrays in enumerate(dumps):
             files.append(str(tmp_path / f"{len(done)}-{i}.npz"))
-            np.savez(files[-1], **arrays)
+            np.savez(files[-1], **arrays)  # type: ignore[arg-type]
         trace, out = str(tmp_path / f"trace{len(done)}"), str(tmp_path / f"run{len(done)}")
         assert main(["trace", "convert", *files, "-o", trace]) == 0
         assert main(["replay", trace, "-p", *POLICIES, "-o", out, "--workers", "1"]) == 0
@@ -53,9 +53,9 @@ def changed(arrays: dict[str, np.ndarray], **how) -> dict[str, np.ndarray]:
     return {name: how.get(name.rpartition(".")[2], lambda x: x)(x) for name, x in arrays.items()}
 
 
-def same(mine: pl.DataFrame, theirs: pl.DataFrame, **tolerance: float) -> None:
+def same(mine: pl.DataFrame, theirs: pl.DataFrame, rel: float = 0, at_most: float = 0) -> None:
     keys = [c for c in ROW if c in mine.columns]
-    assert_frame_equal(mine.sort(keys), theirs.sort(keys), check_exact=not tolerance, **tolerance)
+    assert_frame_equal(mine.sort(keys), theirs.sort(keys), check_exact=not (rel or at_most), rel_tol=rel, abs_tol=at_most)
 
 
 def test_kv_heads_in_another_order_are_rows_in_another_order(replayed):
@@ -70,9 +70,7 @@ def test_kv_heads_in_another_order_are_rows_in_another_order(replayed):
         for c, to in (("q_head", queries), ("kv_head", order))
         if c in plain
     }
-    same(
-        plain, other.with_columns(**named), rel_tol=1e-5, abs_tol=1e-6
-    )  # a layer's sums over its heads are made in another order
+    same(plain, other.with_columns(**named), rel=1e-5, at_most=1e-6)  # a layer's sums over its heads are made in another order
 
 
 def test_requests_are_told_by_what_is_in_them(replayed):
@@ -101,7 +99,7 @@ def test_turned_keys_and_queries_are_the_same_attention_but_not_the_same_boxes(r
     turn = np.linalg.qr(np.random.default_rng(3).normal(size=(DIM, DIM)))[0].astype(np.float32)
     plain, turned = replayed(dump())["heads"], replayed(changed(dump(), q=lambda x: x @ turn, k=lambda x: x @ turn))["heads"]
     by_boxes = pl.col("policy").str.contains("quest")
-    same(plain.filter(~by_boxes), turned.filter(~by_boxes), rel_tol=1e-3, abs_tol=1e-5)
+    same(plain.filter(~by_boxes), turned.filter(~by_boxes), rel=1e-3, at_most=1e-5)
     keys = [c for c in ROW if c in plain.columns]
     gap = plain.sort(keys)["mass_recall"] - turned.sort(keys)["mass_recall"]
     assert gap.filter(plain.sort(keys)["policy"].str.contains("quest")).abs().max() > 0.01
