@@ -88,8 +88,12 @@ def _status(field: str) -> int:
         return next(int(line.split()[1]) for line in f if line.startswith(field + ":"))
 
 
+GATES: dict[str, tuple[float, float]] = {}  # what this process has measured and what was asked, by the words of `gate`
+
+
 def gate(text: str, value: float, least: float) -> bool:
     """One line: what was asked, what was measured. -> passed"""
     ok = value >= least
+    GATES[text] = value, least
     print(f"  {'ok  ' if ok else 'MISS'} {text}: {value:.2f} (asked: {least:g})")
     return ok

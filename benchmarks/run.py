@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, grid, h2o, keeps, quantize, scale, truth, waist
-from benchmarks.race import machine
+from benchmarks import budgets, files, grid, h2o, history, keeps, page, quantize, scale, start, truth, waist
+from benchmarks.race import GATES, machine
 
 RACES = {
     "truth": truth.main,
@@ -18,6 +18,9 @@ RACES = {
     "quantize": quantize.main,
     "budgets": budgets.main,
     "scale": scale.main,
+    "files": files.main,
+    "start": start.main,
+    "page": page.main,
     "grid": grid.main,
     "waist": waist.main,
 }
@@ -26,10 +29,20 @@ RACES = {
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--rounds", type=int, default=5, help="interleaved rounds that count (default: 5)")
+    ask.add_argument(
+        "--save", action="store_true", help=f"put what was measured into {history.FILE.name} under the commit, and draw it"
+    )
     ask.add_argument("race", nargs="*", choices=[*RACES, []], help="which (default: all)")
     args = ask.parse_args()
     print(machine())
-    passed = [RACES[name](args.rounds) for name in args.race or RACES]
+    names, passed = args.race or [*RACES], []
+    for name in names:
+        GATES.clear()
+        passed.append(RACES[name](args.rounds))
+        if args.save:
+            history.keep(name, GATES, machine())
+    if args.save:
+        history.draw()
     return 0 if all(passed) else 1
 
 

@@ -1,0 +1,67 @@
+"""What the races measured, by commit: benchmarks/history.json, and a chart of it for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "benchmarks/history.json"
+PICTURE = ROOT / "docs/pictures/benchmarks.svg"
+RECENT = 12  # commits that the chart shows
+
+
+def keep(race: str, gates: Mapping[str, tuple[float, float]], machine: str) -> None:
+    """The gates of a race under this commit and machine; a later run of the same replaces an earlier one."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=9", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    told = json.loads(FILE.read_text()) if FILE.exists() else []
+    mine = [e for e in told if (e["commit"], e["machine"]) == (commit, machine)] or [
+        {"commit": commit, "machine": machine, "gates": {}}
+    ]
+    mine[0]["date"] = datetime.now(UTC).date().isoformat()
+    mine[0]["gates"][race] = {text: [float(f"{value:.4g}"), asked] for text, (value, asked) in gates.items()}
+    rest = [e for e in told if e is not mine[0]]
+    FILE.write_text(json.dumps([*rest, mine[0]], indent=1) + "\n")
+
+
+def rows(told: list[dict[str, Any]]) -> pl.DataFrame:
+    """run, gate, measured, asked, part (measured over asked: 1 is what was asked)."""
+    found = []
+    for e in told[-RECENT:]:
+        for race, gates in e["gates"].items():
+            for text, (measured, asked) in gates.items():
+                run = f"{e['commit']}, {e['machine'].partition(',')[0]}"
+                found.append(
+                    {"run": run, "gate": f"{race}: {text}", "part": measured / asked, "measured": measured, "asked": asked}
+                )
+    return pl.DataFrame(found)
+
+
+def draw() -> None:
+    """A dot for each gate and run, 1 where it is just met."""
+    found = rows(json.loads(FILE.read_text()))
+    order = found["gate"].unique(maintain_order=True).to_list()
+    base = alt.Chart(found, width=420, height=alt.Step(16), title="What the races measured, as a part of what was asked")
+    dots = base.mark_point(filled=True, size=60).encode(
+        x=alt.X("part:Q", title="measured / asked (1: met; log)", scale=alt.Scale(type="log")),
+        y=alt.Y("gate:N", title=None, sort=order, axis=alt.Axis(labelLimit=420)),
+        color=alt.Color("run:N", title="commit and machine", scale=alt.Scale(scheme="viridis"), sort=None),
+        shape=alt.Shape("run:N", sort=None),
+        tooltip=["gate", "run", "measured", "asked"],
+    )
+    line = alt.Chart(pl.DataFrame({"part": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="part:Q")
+    PICTURE.parent.mkdir(exist_ok=True)
+    (line + dots).save(PICTURE)
+
+
+if __name__ == "__main__":
+    draw()
