@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim import boxes, digest, sphere
+from kvsim import block_mean, boxes, digest, sphere
 from kvsim.errors import WrongUse
 from kvsim.policies.language import parse
 from tests import naive
@@ -77,7 +77,11 @@ def test_no_box_is_below_a_key_summed_in_the_same_order(seed, by, dtype, n):
         assert (got >= scores(boxes(dtype="kv"), keys[:, s : s + 1], q)).all()
 
 
-@pytest.mark.parametrize("index", [*INDEXES, digest(), digest(dtype="fp8"), boxes(rounding="nearest", dtype="fp8")], ids=str)
+@pytest.mark.parametrize(
+    "index",
+    [*INDEXES, block_mean(), block_mean(dtype="fp8"), digest(), digest(dtype="fp8"), boxes(rounding="nearest", dtype="fp8")],
+    ids=str,
+)
 def test_a_score_depends_on_its_query_and_page_alone(index):
     rng = np.random.default_rng(0)
     keys, q, heads = rng.standard_normal((9, 5, 8)), rng.standard_normal((4, 2, 3, 8)), 2
@@ -108,6 +112,17 @@ def test_a_sphere_around_one_key_is_the_key():
     assert np.array_equal(scores(digest(), keys, q), scores(boxes(), keys, q))
 
 
+def test_a_mean_scores_the_mean_of_the_logits_and_loses_a_needle_in_a_page():
+    rng = np.random.default_rng(1)
+    keys, q = rng.standard_normal((40, 16, 8)), rng.standard_normal((5, 8))
+    assert scores(block_mean(), keys, q) == pytest.approx((keys @ q.T).mean(axis=1).T)
+    keys[7] = 0.0
+    keys[7, 3] = 6 * q[0]  # the largest logit by far, among zeros
+    assert scores(boxes(), keys, q)[0].argmax() == 7 == scores(block_mean(), keys, q)[0].argmax()
+    keys[7, 4:9] = -2 * q[0]
+    assert scores(boxes(), keys, q)[0].argmax() == 7 != scores(block_mean(), keys, q)[0].argmax()
+
+
 def test_a_digest_is_often_below_the_best_key():
     rng = np.random.default_rng(2)
     keys, q = rng.standard_normal((50, 16, 8)), rng.standard_normal((20, 8))
@@ -119,7 +134,7 @@ def test_holes_count_neither_for_the_sphere_nor_for_the_digest():
     keys = np.array([[(1.0, 4), (99, 99), (3, -2), (-1, 1)]])
     valid = np.array([[True, False, True, True]])
     q = np.array([[2.0, -1], [0.3, 0.4]])
-    for index in (sphere(), digest(), boxes()):
+    for index in (sphere(), digest(), block_mean(), boxes()):
         assert np.array_equal(scores(index, keys, q, valid), scores(index, PAGE, q))
 
 
@@ -131,11 +146,11 @@ def test_a_radius_is_measured_from_the_stored_centre():
 
 
 def test_numbers_and_which_are_bounds():
-    assert [i.numbers(64) for i in (boxes(n=2), sphere(), digest())] == [256, 65, 128]
+    assert [i.numbers(64) for i in (boxes(n=2), sphere(), digest(), block_mean())] == [256, 65, 128, 64]
     assert [i.bound for i in (boxes(), boxes(rounding="nearest"), sphere(), digest())] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("index", ["digest()", 'boxes(rounding="nearest")'])
+@pytest.mark.parametrize("index", ["digest()", "block_mean()", 'boxes(rounding="nearest")'])
 def test_only_bounds_can_prove(index):
     assert parse(f'quest(read=pages(4), index={index}, heads="mean")').part("read").index.bound is False
     assert parse(f"quest(read=top_p(p=0.9), index={index})")
