@@ -33,6 +33,8 @@ PREFILL_MASS = Need("prefill_mass", "--prefill-mass")
 K_PRE = Need("k_pre", "--k-pre")
 WO_NORM = Need("wo_norm", "--wo-norm")
 KEY_NORM = Need("key_norm")
+KEYS = Need("keys")
+VALUES = Need("values")
 
 
 def Window(rows: int) -> Need:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import FUTURE, KEY_NORM, PREFILL_MASS, WO_NORM, Layer, Need, Request, Span
+from kvsim.geometry import FUTURE, KEY_NORM, KEYS, PREFILL_MASS, VALUES, WO_NORM, Layer, Need, Request, Span
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32, to_float64
 
@@ -190,6 +190,20 @@ class Prefix:
         self._declared("key_norm", KEY_NORM in self.needs)
         return self._source.key_norms[:, self.first : self.stop].copy()
 
+    def keys(self) -> NDArray[np.float64]:
+        """f64[Hkv, n, d]: the keys."""
+        self._declared("keys", KEYS in self.needs)
+        return self._rows("k")
+
+    def values(self) -> NDArray[np.float64]:
+        """f64[Hkv, n, dv]: the values."""
+        self._declared("values", VALUES in self.needs)
+        return self._rows("v")
+
+    def _rows(self, name: str) -> NDArray[np.float64]:
+        pos = np.arange(self.first, self.stop)
+        return np.stack([self._source.rows(name, h, pos) for h in range(self.layer.kv_heads)])
+
     def future(self) -> NDArray[np.float64]:
         """f64[Hkv, n]: dense attention that all captured decode steps pay, summed over the group."""
         self._declared("future", FUTURE in self.needs)
@@ -248,6 +262,10 @@ class Sight:
         src, found = self.source, {}
         if KEY_NORM in self.needs:
             found["key_norm"] = _taken(src.key_norms, pos)
+        for need, name, told in ((KEYS, "k", "keys"), (VALUES, "v", "values")):
+            if need in self.needs:
+                rows = [src.rows(name, h, np.maximum(at, 0)) for h, at in enumerate(pos)]
+                found[told] = np.where((pos >= 0)[..., None], rows, 0.0)
         if FUTURE in self.needs:
             found["future"] = _taken(src.future.after(i), pos)
         if WO_NORM in self.needs:

@@ -16,8 +16,10 @@ from kvsim.geometry import (
     ITEMSIZE,
     K_PRE,
     KEY_NORM,
+    KEYS,
     PREFILL_MASS,
     TRUTH,
+    VALUES,
     WO_NORM,
     Layer,
     Need,
@@ -29,7 +31,7 @@ from kvsim.policies.language import Policy
 from kvsim.policies.protocol import Chain
 from kvsim.policies.rules import gap
 
-SUPPLIED = frozenset({ATTENTION, TRUTH, PREFILL_MASS, KEY_NORM, ALL_LAYERS})
+SUPPLIED = frozenset({ATTENTION, TRUTH, PREFILL_MASS, KEY_NORM, KEYS, VALUES, ALL_LAYERS})
 
 
 def attended(anatomy: Anatomy, kv_dtype: str | None = None) -> list[Layer]:

@@ -28,8 +28,10 @@ from kvsim.geometry import (
     FUTURE,
     K_PRE,
     KEY_NORM,
+    KEYS,
     PREFILL_MASS,
     TRUTH,
+    VALUES,
     WO_NORM,
     Layer,
     Need,
@@ -74,6 +76,8 @@ class Seen:
     state: State | None = None  # what a store's start() made, for its place() to use and change
     wo_norm: Floats | None = None  # [Hkv, G, n]: L1 norm of each query head's output projection of the value; WO_NORM
     key_norm: Floats | None = None  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    keys: Floats | None = None  # [Hkv, n, d]: as captured, whatever a store made of them, 0 where there is none; KEYS
+    values: Floats | None = None  # [Hkv, n, dv]: likewise; VALUES
     future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
@@ -157,6 +161,8 @@ class Prefix(Protocol):
     def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
     def wo_norm(self) -> Floats: ...  # [Hq, n]: L1 norm of each query head's output projection of the value; WO_NORM
     def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
+    def keys(self) -> Floats: ...  # [Hkv, n, d]; KEYS
+    def values(self) -> Floats: ...  # [Hkv, n, dv]; VALUES
     def future(self) -> Floats: ...  # [Hkv, n]: dense attention that all decode steps pay, summed over the group; FUTURE
     def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
 
@@ -359,7 +365,8 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH", "WO_NORM",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH",
+    "VALUES", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
     "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

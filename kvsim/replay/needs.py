@@ -11,8 +11,10 @@ from kvsim.geometry import (
     FUTURE,
     K_PRE,
     KEY_NORM,
+    KEYS,
     PREFILL_MASS,
     TRUTH,
+    VALUES,
     WO_NORM,
     Layer,
     Need,
@@ -119,7 +121,7 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
         problem = (
             f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
         )
-    elif need in (TRUTH, FUTURE, KEY_NORM):
+    elif need in (TRUTH, FUTURE, KEY_NORM, KEYS, VALUES):
         problem = ""
     else:
         tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm}

@@ -210,7 +210,15 @@ def test_a_ranking_that_is_none_is_refused(words):
         run(lane(), keep)
 
 
-ASKED = {"mass": "prefill_mass", "window": r"window\(4\)", "wo_norm": "wo_norm", "key_norm": "key_norm", "future": "future"}
+ASKED = {
+    "mass": "prefill_mass",
+    "window": r"window\(4\)",
+    "wo_norm": "wo_norm",
+    "key_norm": "key_norm",
+    "keys": "keys",
+    "values": "values",
+    "future": "future",
+}
 
 
 @pytest.mark.parametrize("ask", ASKED)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kvsim.geometry import FUTURE, KEY_NORM, WO_NORM
+from kvsim.geometry import FUTURE, KEY_NORM, KEYS, VALUES, WO_NORM
 from kvsim.policies.protocol import Keep, Ranking, State
 from kvsim.units import tokens
 from tests.engine.lanes import chain, lane, run
@@ -21,7 +21,7 @@ LOOKS: list = []
 class looking(Keep):
     """Drops all but seven tokens, by a score that leaves holes."""
 
-    wants: frozenset = frozenset({WO_NORM, KEY_NORM, FUTURE})
+    wants: frozenset = frozenset({WO_NORM, KEY_NORM, KEYS, VALUES, FUTURE})
     hold = tokens(7)
 
     @property
@@ -32,7 +32,8 @@ class looking(Keep):
         LOOKS.append(copy.deepcopy(seen))  # its arrays are views of what is cut next
         if self.wants:
             LOOKS.append(
-                {"wo_norm": prefix.wo_norm(), "key_norm": prefix.key_norm(), "future": prefix.future(), "where": prefix.where}
+                {name: getattr(prefix, name)() for name in ("wo_norm", "key_norm", "keys", "values", "future")}
+                | {"where": prefix.where}
             )
         return State(), self.step(State(), seen, first=True)
 
@@ -58,6 +59,8 @@ def test_every_slot_shows_its_own_row(window):
     assert np.array_equal(prompt["wo_norm"].reshape(seen.wo_norm.shape), seen.wo_norm)
     assert np.array_equal(prompt["key_norm"], seen.key_norm)
     assert np.array_equal(prompt["future"], seen.future)
+    assert np.array_equal(prompt["keys"], seen.keys)
+    assert np.array_equal(prompt["values"], seen.values)
     assert prompt["where"] == (7, 3)
     for i, now in enumerate([seen, *later], -1):
         assert now.step == i
@@ -66,12 +69,15 @@ def test_every_slot_shows_its_own_row(window):
             assert np.array_equal(now.wo_norm[h, :, s], source.wo_norm[3 * h : 3 * h + 3, p])
             assert np.isclose(now.key_norm[h, s], np.linalg.norm(source.k[h, p].astype(float)))
             assert np.isclose(now.future[h, s], twin.paid[i + 1 :, h, p].sum(), atol=1e-12)
+            assert np.array_equal(now.keys[h, s], source.k[h, p].astype(float))
+            assert np.array_equal(now.values[h, s], source.v[h, p].astype(float))
         assert not now.future[~now.valid].any()
+        assert not now.values[~now.valid].any()
 
 
 def test_what_was_not_asked_for_is_not_shown():
     run(lane(), looking(wants=frozenset()))
-    assert all(x is None for seen in LOOKS for x in (seen.wo_norm, seen.key_norm, seen.future, seen.a))
+    assert all(x is None for seen in LOOKS for x in (seen.wo_norm, seen.key_norm, seen.keys, seen.values, seen.future, seen.a))
 
 
 def test_prompt_queries_are_counted_as_far_as_they_see():
