@@ -73,13 +73,13 @@ def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass, place=
 
     keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 a tile at a time."""
     start, near = np.arange(0, TILE + 1, PAGE), np.empty((TILE, keys.shape[1]), np.float32)
-    turned, tokens = _turned(queries, place), len(peak) * PAGE
+    turned, tokens, unit, cap = _turned(queries, place), len(peak) * PAGE, np.float32(unit), np.float32(cap)
+    ready, kept = keys.dtype == np.float32 and len(keys) == tokens, len(dots) == tokens
     for t in range(0, tokens, TILE):
         tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
-        out = dots[tile] if len(dots) == tokens else dots
-        ready = keys.dtype == np.float32 and len(keys) == tokens
+        out = dots[tile] if kept else dots
         _product(keys[tile] if ready else to_float32(keys[tile], out=near), turned, out, place)
-        page_stats32(out, flags[:, tile], every[tile], start, group, np.float32(unit), np.float32(cap), peak[p], mass[p])
+        page_stats32(out, flags[:, tile], every[tile], start, group, unit, cap, peak[p], mass[p])
 
 
 def bend(dots, unit, cap):
