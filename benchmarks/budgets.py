@@ -44,7 +44,7 @@ def all_budgets(source: Source) -> np.ndarray:
     out = np.empty((len(source.steps) * group, -(-source.request.total // PAGE)), np.float32)
     for _, dense, _, picked in blocks(source, keep=False):
         rows = slice(dense.index[0] * group, (dense.index[-1] + 1) * group)
-        accumulate(picked.order, picked.joined(out.shape[1]), dense.page_mass(PAGE), out[rows])
+        accumulate(picked.order, picked.joined(out.shape[1]), dense.page_mass32(PAGE), out[rows])
     return out
 
 

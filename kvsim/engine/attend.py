@@ -54,7 +54,7 @@ class Dense:
     )
     keep: bool = True
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
-    _mass: dict[int, Floats] = field(default_factory=dict)
+    _mass: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
     true_stats: dict[int, Stats] = field(default_factory=dict)
     rankings: dict[Any, Any] = field(default_factory=dict)  # what policies over all visible tokens share (engine.reads, curves)
@@ -102,9 +102,13 @@ class Dense:
 
     def page_mass(self, size: int) -> Floats:
         """f64[R, P]: dense probability of every page of the grid."""
+        return self.page_mass32(size).astype(np.float64)
+
+    def page_mass32(self, size: int) -> NDArray[np.float32]:
+        """f32[R, P]: the same, as it was computed: for who adds it up in float64 anyway."""
         if size not in self._mass:
             peak, mass = self.stats(size)
-            self._mass[size] = np.empty((self.rows, len(peak)))
+            self._mass[size] = np.empty((self.rows, len(peak)), np.float32)
             unit, cap = np.float32(self.source.unit), np.float32(self.source.cap)
             kernel.probability_by_row(peak, mass, self.lse, unit, cap, self._mass[size])
         return self._mass[size]
@@ -151,7 +155,7 @@ class Dense:
         out = np.zeros(len(self.q))
         low, high = np.maximum(low, self.first), np.minimum(high, self.t + 1)
         kernel.range_mass(
-            self.dots, self.page_mass(PAGE), PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out
+            self.dots, self.page_mass32(PAGE), PAGE, low, high, self.group, self.source.unit, self.source.cap, self.lse, out
         )
         return out[: self.rows]
 

@@ -98,10 +98,10 @@ class Curves:
         at = np.take_along_axis(place[:, 0], order[:, 0].astype(np.int64), -1)
         return order, np.stack([np.searchsorted(x, np.arange(self.budgets), side="right") for x in at])
 
-    def _page_parts(self, block: Dense, pages: int) -> Iterator[tuple[str, NDArray[np.float64]]]:
-        """f64[R, P] of each quantity whose sum over read pages is a curve, one at a time: they are large."""
+    def _page_parts(self, block: Dense, pages: int) -> Iterator[tuple[str, NDArray[Any]]]:
+        """[R, P] of each quantity whose sum over read pages is a curve, one at a time: they are large."""
         size = self.page
-        mass = block.page_mass(size)[:, :pages]
+        mass = block.page_mass32(size)[:, :pages]
         yield "mass", mass
         yield "far", _far_parts(block, mass, size)
         if block.source.request.evidence:
@@ -206,13 +206,13 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
 
 
-def _far_parts(block: Dense, mass: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+def _far_parts(block: Dense, mass: NDArray[np.float32], size: int) -> NDArray[np.float64]:
     """f64[R, P]: of each page's dense mass what lies on far positions; only the pages at the two edges are counted by token."""
     low, high = block.far_range
     first, pages = np.arange(mass.shape[1]) * size, mass.shape[1]
     inside = (first >= low[:, None]) & (first + size <= high[:, None])
     edge = (first < high[:, None]) & (first + size > low[:, None]) & ~inside
-    out = np.where(inside[:, None], mass.reshape(len(low), block.group, pages), 0.0)
+    out = np.where(inside[:, None], mass.reshape(len(low), block.group, pages), np.float64(0))
     for p in np.flatnonzero(edge.any(0)):
         part = block.mass_between(np.maximum(low, p * size), np.minimum(high, (p + 1) * size)).reshape(len(low), -1)
         out[:, :, p] = np.where(edge[:, p, None], part, out[:, :, p])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.kernels.order import live_rows
+from kvsim.kernels.order import changing, live_rows
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 
 Mask = NDArray[np.bool_]
@@ -32,8 +32,9 @@ class Pages:
 
     def moving(self, flags: NDArray[np.uint8]) -> Ints:
         """The places in `id` of the pages whose flags are not those of the first step at all steps: few, so the rest is looked at once."""
-        same = np.bitwise_and.reduce(flags, 0) == np.bitwise_or.reduce(flags, 0)
-        return np.flatnonzero(~np.logical_and.reduceat(same, self.start[:-1]))
+        changed = np.zeros(flags.shape[1], np.uint8)
+        changing(flags, changed)
+        return np.flatnonzero(np.bitwise_or.reduceat(changed, self.start[:-1]))
 
     def of_slots(self) -> Ints:
         """i64[n]: slot -> its page's place in `id`."""

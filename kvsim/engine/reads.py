@@ -291,7 +291,8 @@ class Summaries:
         for name, x in made.items():
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
-            out[name][stale] = x
+            if out is not made:
+                out[name][stale] = x
             self.arrays[name][ids[changed]] = out[name][changed]
         self.state[ids[newest]] = state[newest]
         return out

@@ -65,7 +65,7 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
     steps, heads, group, d = q.shape
     pages, n = lo.shape[1:3]
     rows = steps * group
-    query, side = np.zeros((rows + rows % 2, d)), np.zeros((rows + rows % 2, d), np.int64)
+    query, side = np.zeros((rows + rows % 2, d)), np.zeros((rows + rows % 2, d), np.uint32)  # both pass by once a tile
     room = np.zeros(2 * d * TILE + VECTOR)
     start = -(room.ctypes.data // 8) % VECTOR  # on a cache line: a load across two costs twice
     box, total = room[start : start + 2 * d * TILE].reshape((2, d, TILE)), np.empty((2, TILE))
@@ -91,7 +91,7 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
 
 @intrinsic
 def _reach(typing, q, side, box, total):
-    """q [2, d], box [2, d, TILE] (low and high corners), side i64 [2, d]: where in `box` the corners of q_j's side begin, total [2, TILE]:
+    """q [2, d], box [2, d, TILE] (low and high corners), side u32 [2, d]: where in `box` the corners of q_j's side begin, total [2, TILE]:
     the sums over j of q_j times the corner on its side, ascending, each product and sum rounded.
 
     Written in vectors because the sums then stay in registers: LLVM makes twice the time of the plain loops."""
@@ -118,7 +118,7 @@ def _reach(typing, q, side, box, total):
             place = builder.add(builder.mul(dim, number(r)), j)
             factor = builder.insert_element(ir.Constant(vector, ir.Undefined), builder.load(at(q, place)), ir.IntType(32)(0))
             factor = builder.shuffle_vector(factor, factor, every)
-            corner = builder.add(builder.load(at(side, place)), builder.mul(j, number(TILE)))
+            corner = builder.add(builder.zext(builder.load(at(side, place)), word), builder.mul(j, number(TILE)))
             for i, old in enumerate(mine):
                 corners = builder.load(at(box, builder.add(corner, number(i * VECTOR)), vector), align=8)
                 old.add_incoming(ir.Constant(vector, [0.0] * VECTOR), before)

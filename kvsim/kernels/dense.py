@@ -73,13 +73,13 @@ def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass, place=
 
     keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 a tile at a time."""
     start, near = np.arange(0, TILE + 1, PAGE), np.empty((TILE, keys.shape[1]), np.float32)
-    turned, tokens = _turned(queries, place), len(peak) * PAGE
+    turned, tokens, unit, cap = _turned(queries, place), len(peak) * PAGE, np.float32(unit), np.float32(cap)
+    ready, kept = keys.dtype == np.float32 and len(keys) == tokens, len(dots) == tokens
     for t in range(0, tokens, TILE):
         tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
-        out = dots[tile] if len(dots) == tokens else dots
-        ready = keys.dtype == np.float32 and len(keys) == tokens
+        out = dots[tile] if kept else dots
         _product(keys[tile] if ready else to_float32(keys[tile], out=near), turned, out, place)
-        page_stats32(out, flags[:, tile], every[tile], start, group, np.float32(unit), np.float32(cap), peak[p], mass[p])
+        page_stats32(out, flags[:, tile], every[tile], start, group, unit, cap, peak[p], mass[p])
 
 
 def bend(dots, unit, cap):
@@ -222,19 +222,18 @@ def page_stats64(dots, flags, every, start, group, unit, cap, peak, mass):
 def denominator(peak, mass, sink, unit, cap, lse):
     """lse f64[R] in powers of 2 from page statistics [P, R] and learned sinks f64[R] (very low: none); 0 where nothing is seen."""
     pages, rows = peak.shape
-    top, z = np.empty(rows, np.float32), np.zeros(rows, np.float64)
+    low, zero, top, z = np.float32(NONE), np.float32(0), np.empty(rows, np.float32), np.zeros(rows, np.float64)
     for r in range(rows):
         top[r] = np.float32(max(sink[r], NONE))
     for p in range(pages):
         for r in range(rows):
-            if peak[p, r] > np.float32(NONE):
-                x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
-                top[r] = larger32(x, top[r])
+            x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
+            top[r] = larger32(x if peak[p, r] > low else low, top[r])
     for p in range(pages):
         for r in range(rows):
-            if peak[p, r] > np.float32(NONE):
-                x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
-                z[r] += np.float64(mass[p, r] * exp2_32(x - top[r]))
+            x = peak[p, r] * unit if cap == 0 else cap * np.tanh(peak[p, r] * unit / cap)
+            part = mass[p, r] * exp2_32(x - top[r])
+            z[r] += np.float64(part if peak[p, r] > low else zero)
     for r in range(rows):
         z[r] += exp2_64(sink[r] - np.float64(top[r]))
         lse[r] = np.float64(top[r]) + np.log2(z[r]) if z[r] > 0 else 0.0
@@ -263,7 +262,7 @@ def probability(peak, mass, lse, unit, cap, logit, out):
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
 def probability_by_row(peak, mass, lse, unit, cap, out):
-    """out f64[R', P]: `probability`, a row of pages for every query row."""
+    """out [R', P]: `probability`, a row of pages for every query row."""
     rows, pages = out.shape
     logit, chance = np.empty((16, rows), np.float32), np.empty((16, rows), np.float32)
     for p0 in range(0, pages, 16):
@@ -343,7 +342,7 @@ def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
 def range_mass(dots, mass, page, low, high, group, unit, cap, lse, out):
     """out f64[R] += dense probability on positions low[i] <= pos < high[i] of row i * group + g.
 
-    mass f64[R, P]: dense probability of whole pages of `page` positions; only the edges are summed token by token."""
+    mass [R, P]: dense probability of whole pages of `page` positions; only the edges are summed token by token."""
     for i in range(len(low)):
         for p in range(low[i] // page, (max(low[i], high[i]) + page - 1) // page):
             first, stop = max(low[i], p * page), min(high[i], (p + 1) * page)

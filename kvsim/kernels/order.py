@@ -52,7 +52,7 @@ def page_states(pos, valid, blurred, closed, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _pack(score, kind, out):
+def _pack_bits(score, kind, out):
     """u64 keys that sort by (kind, score descending, page ascending), from the bits of the float32 nearest to the score: numpy sorts
     integers three times faster than it argsorts floats. Only the score of RANKED pages counts."""
     sign = np.uint32(0x80000000)
@@ -66,30 +66,76 @@ def _pack(score, kind, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _unpack(keys, score, order):
-    """Page numbers out of sorted keys; ranked pages whose float32 scores are equal are put right by (float64 score, page)."""
-    same = np.uint64(0xFFFFFFFFC0000000)
+def _pack_steps(score, kind, bits, out):
+    """u32 keys for the same, which numpy sorts twice as fast: between the highest and the lowest score of its row a score counts as the
+    equal step it falls on. The last `bits` are the page. -> False where the scores have no such steps."""
+    last = (1 << (32 - bits)) - 1
+    for r in range(score.shape[0]):
+        row, sort, into = score[r], kind[r], out[r]
+        most, least = -np.inf, np.inf
+        for p in range(len(row)):
+            most = larger64(most, row[p] if sort[p] == RANKED else -np.inf)
+            least = smaller64(least, row[p] if sort[p] == RANKED else np.inf)
+        scale = (last - 2) / (most - least) if most > least else 0.0
+        if most - least == np.inf or scale == np.inf:
+            return False
+        for p in range(len(row)):
+            step = np.uint32(np.int32((most - row[p]) * scale) + 1)
+            step = step if sort[p] == RANKED else np.uint32(0 if sort[p] == FORCED else last)
+            into[p] = (step << np.uint32(bits)) | np.uint32(p)
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _unpack(keys, bits, score, kind, most, order):
+    """Page numbers, the last `bits`, out of sorted keys; ranked pages whose keys are alike but for these are put right by (float64 score,
+    page). -> False if that takes more than `most` moves."""
+    page, moves = (np.uint64(1) << bits) - np.uint64(1), 0
     for r in range(keys.shape[0]):
-        for i in range(keys.shape[1]):
-            p = np.int64(keys[r, i] & np.uint64(0x3FFFFFFF))
-            at = i
-            if keys[r, i] >> np.uint64(62) == RANKED:
-                while at > 0 and (keys[r, at - 1] & same) == (keys[r, i] & same) and score[r, order[r, at - 1]] < score[r, p]:
-                    order[r, at] = order[r, at - 1]
+        key, row, sort, into = keys[r], score[r], kind[r], order[r]
+        for i in range(len(key)):
+            p, at = np.int64(key[i] & page), i
+            if i > 0 and key[i - 1] >> bits == key[i] >> bits and sort[p] == RANKED:
+                while at > 0 and key[at - 1] >> bits == key[i] >> bits and row[into[at - 1]] < row[p]:
+                    into[at] = into[at - 1]
                     at -= 1
-            order[r, at] = p
+                moves += i - at
+                if moves > most:
+                    return False
+            into[at] = p
+    return True
 
 
 def ranked(score: np.ndarray, kind: np.ndarray) -> np.ndarray:
     """order i32[R, P]: pages by kind (FORCED, RANKED, ABSENT u8[R, P]), the ranked ones by score f64[R, P] descending; ties go to the
     lower page. Exactly lexsort((page, -score, kind))."""
-    order, keys = np.empty(score.shape, np.int32), np.empty((min(len(score), SORTED), score.shape[1]), np.uint64)
+    order, bits = np.empty(score.shape, np.int32), score.shape[1].bit_length()
     for r in range(0, len(score), SORTED):
-        some, mine = slice(r, r + SORTED), keys[: len(score) - r]
-        _pack(score[some], kind[some], mine)  # past float32 scores tie at infinity, until float64 tells them apart
-        mine.sort(axis=1)
-        _unpack(mine, score[some], order[some])
+        some = slice(r, r + SORTED)
+        if not _by_steps(score[some], kind[some], bits, order[some]):  # scores of very different sizes share a step
+            keys = np.empty(score[some].shape, np.uint64)
+            _pack_bits(score[some], kind[some], keys)  # past float32 scores tie at infinity, until float64 tells them apart
+            keys.sort(axis=1)
+            _unpack(keys, np.uint64(30), score[some], kind[some], keys.size**2, order[some])
     return order
+
+
+def _by_steps(score: np.ndarray, kind: np.ndarray, bits: int, order: np.ndarray) -> bool:
+    keys = np.empty(score.shape, np.uint32)
+    if not _pack_steps(score, kind, bits, keys):
+        return False
+    keys.sort(axis=1)
+    return bool(_unpack(keys, np.uint64(bits), score, kind, keys.size, order))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def changing(flags, out):
+    """out u8[n], zero before: the bits of flags u8[N, n] that are not at every step what they are at the first."""
+    first = flags[0]
+    for i in range(1, flags.shape[0]):
+        row = flags[i]
+        for s in range(len(out)):
+            out[s] |= row[s] ^ first[s]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -108,8 +154,10 @@ def first_pages(order, count, chosen):
     """chosen bool[nb, H, P]: the first count[nb] pages of every order i32[nb, H, P]."""
     for i in range(order.shape[0]):
         for h in range(order.shape[1]):
-            for at in range(order.shape[2]):
-                chosen[i, h, order[i, h, at]] = at < count[i]
+            row, into = order[i, h], chosen[i, h]
+            into[:] = False
+            for at in range(min(count[i], len(row))):
+                into[row[at]] = True
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

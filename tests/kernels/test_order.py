@@ -15,6 +15,7 @@ from kvsim.kernels.order import (
     RANKED,
     accumulate,
     add_rows,
+    changing,
     common,
     first_pages,
     live_rows,
@@ -32,6 +33,7 @@ DRAWS = {
     "near": lambda rng, s: 1 + rng.integers(-3, 4, s) * 2.0**-40,  # equal in float32, apart in float64
     "zeros": lambda rng, s: rng.choice([-0.0, 0.0], s),
     "wide": lambda rng, s: rng.choice([-1e300, -1e38, -3.0, 0.0, 1e-45, 1e-300, 1e39, 1e300], s) * (1 + rng.integers(0, 2, s)),
+    "crowded": lambda rng, s: np.where(rng.random(s) < 0.1, 1e9, rng.standard_normal(s)),
     "unbounded": lambda rng, s: rng.choice([-np.inf, 0.0, np.inf], s),
 }
 
@@ -132,6 +134,14 @@ def test_live_rows_of_pages(seed, steps, pages):
     want = np.array([[sum(1 for f in row[a:b] if f & 2) for a, b in pairwise(start)] for row in flags])
     assert (out[:, which] == want[:, which]).all()
     assert (np.delete(out, which, 1) == 99).all()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 40))
+@settings(deadline=None, max_examples=30)
+def test_bits_that_change(seed, steps, slots):
+    flags, out = np.random.default_rng(seed).integers(0, 4, (steps, slots)).astype(np.uint8), np.zeros(slots, np.uint8)
+    changing(flags, out)
+    assert (out == np.bitwise_or.reduce(flags, 0) - np.bitwise_and.reduce(flags, 0)).all()
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9))
