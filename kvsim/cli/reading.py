@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
-
 from kvsim.cli.codes import DONE, FAILED
-from kvsim.cli.parsing import Commands, list_of_numbers
+from kvsim.cli.parsing import Commands, list_of_numbers, policy_named
 from kvsim.cli.printing import print_json
-from kvsim.errors import WrongUse
 
 
 def compare_(args: argparse.Namespace) -> int:
@@ -17,7 +14,7 @@ def compare_(args: argparse.Namespace) -> int:
     from kvsim.report.names import labels
 
     before, after = (open_run(path) for path in args.runs)
-    pair = (_named(before, args.policies[0]), _named(after, args.policies[1])) if args.policies else None
+    pair = (policy_named(before, args.policies[0]), policy_named(after, args.policies[1])) if args.policies else None
     found = compare(before, after, pair, args.tolerance)
     if args.json:
         print_json({"rows": found.to_dicts()})
@@ -32,7 +29,7 @@ def diff_(args: argparse.Namespace) -> None:
     from kvsim.metrics.run import open_run
 
     run = open_run(args.run)
-    first, second = (_named(run, policy) for policy in args.policies)
+    first, second = (policy_named(run, policy) for policy in args.policies)
     found = difference(run, first, second, layers=args.layers, requests=args.requests)
     if args.out:
         found.write_parquet(args.out)
@@ -46,17 +43,6 @@ def diff_(args: argparse.Namespace) -> None:
             f"  layer {row['layer']:3}  alike {row['alike']:.1%}  both {row['both']:.1f}  only first {row['only_first']:.1f}  only second "
             f"{row['only_second']:.1f}  evidence {row['evidence_first']:.1f} and {row['evidence_second']:.1f}"
         )
-
-
-def _named(run: Any, policy: str) -> str:
-    """The id of a policy of a run, from its id, its file's name or any way to write it."""
-    from kvsim.policies.language import parse_policy
-
-    there = [p.id for p in run.policies if p.rows]
-    found = [p for p in there if policy in (p, p.partition(":")[0])] or [x for x in [parse_policy(policy).id] if x in there]
-    if not found:
-        raise WrongUse(f"{run.path}: no policy {policy!r} in this run; it has {', '.join(there)}")
-    return found[0]
 
 
 def _compare_options(p: argparse.ArgumentParser) -> None:

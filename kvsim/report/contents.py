@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kvsim.metrics.run import RunTables
 from kvsim.report.html import Section
-from kvsim.report.sections import budget, heads, index, keeping, loss, one_head, steps, traffic, trust
+from kvsim.report.sections import budget, explore, heads, index, keeping, loss, one_head, steps, traffic, trust
 from kvsim.report.view import View
 
-ORDER = (trust, budget, loss, keeping, heads, steps, traffic, index, one_head)
+ORDER = (trust, explore, budget, loss, keeping, heads, steps, traffic, index, one_head)
 
 
 def sections(run: RunTables, name: str = "") -> list[Section]:

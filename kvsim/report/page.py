@@ -15,27 +15,28 @@ from kvsim.report.view import View
 
 
 def report(
-    run_dirs: str | Path | Sequence[str | Path],
+    runs: str | Path | RunTables | Sequence[str | Path | RunTables],
     out: str | Path = "report.html",
     png: str | Path | None = None,
     svg: str | Path | None = None,
 ) -> Path:
-    """One self-contained page of one or several runs -> its path. png, svg: folders for the charts as images.
+    """One self-contained page of one or several runs, or of parts of them (metrics.run.part) -> its path. png, svg: folders for the
+    charts as images.
 
     Runs are shown one after the other: their numbers never share an axis. Raises BadTrace for what is not a finished run."""
-    dirs = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
-    if not dirs:
+    given = [runs] if isinstance(runs, (str, Path, RunTables)) else list(runs)
+    if not given:
         raise WrongUse("report: no run; expected one or more run directories, as kvsim replay writes them")
-    runs = [open_run(d) for d in dirs]
-    parts = [s for i, run in enumerate(runs) for s in _named(run, i, len(runs))]
+    opened = [r if isinstance(r, RunTables) else open_run(r) for r in given]
+    parts = [s for i, run in enumerate(opened) for s in _named(run, i, len(opened))]
     out = Path(out)
     if out.is_dir():
         raise WrongUse(f"report: {out} is a folder; expected the name of a page, for example {out / 'report.html'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(out.name + ".partial")
-    labels = list(dict.fromkeys(s.label for run in runs for s in View.of(run).look))
+    labels = list(dict.fromkeys(s.label for run in opened for s in View.of(run).look))
     try:
-        aside.write_text(render(_title(runs), _lead(runs), parts, labels), encoding="utf-8")
+        aside.write_text(render(_title(opened), _lead(opened), parts, labels), encoding="utf-8")
         os.replace(aside, out)
     finally:
         aside.unlink(missing_ok=True)
