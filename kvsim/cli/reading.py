@@ -16,6 +16,10 @@ def compare_(args: argparse.Namespace) -> int:
     before, after = (open_run(path) for path in args.runs)
     pair = (policy_named(before, args.policies[0]), policy_named(after, args.policies[1])) if args.policies else None
     found = compare(before, after, pair, args.tolerance)
+    if args.out:
+        from kvsim.report.comparison import comparison
+
+        comparison(before, after, found, args.out, args.tolerance)
     if args.json:
         print_json({"rows": found.to_dicts()})
     else:
@@ -50,6 +54,7 @@ def _compare_options(p: argparse.ArgumentParser) -> None:
         "runs", nargs=2, metavar="RUN", help="before and after, of one trace; twice the same to compare two of its policies"
     )
     p.add_argument("--policies", nargs=2, metavar="POLICY", help="one of each run (default: every policy that both have)")
+    p.add_argument("-o", "--out", metavar="FILE", help="also a page of it: every difference with its interval")
     p.add_argument("--gate", action="store_true", help="exit 1 when anything got worse")
     p.add_argument(
         "--tolerance", type=float, default=1e-3, metavar="X", help="relative change that counts for nothing (default: 0.001)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from kvsim.errors import WrongUse
 from kvsim.metrics.run import RunTables, open_run
 from kvsim.report.contents import sections
 from kvsim.report.export import write_png, write_svg
-from kvsim.report.html import Figure, Section, render
+from kvsim.report.html import Figure, Section, write_page
 from kvsim.report.view import View
 
 
@@ -29,17 +28,8 @@ def report(
         raise WrongUse("report: no run; expected one or more run directories, as kvsim replay writes them")
     opened = [r if isinstance(r, RunTables) else open_run(r) for r in given]
     parts = [s for i, run in enumerate(opened) for s in _named(run, i, len(opened))]
-    out = Path(out)
-    if out.is_dir():
-        raise WrongUse(f"report: {out} is a folder; expected the name of a page, for example {out / 'report.html'}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(out.name + ".partial")
     labels = list(dict.fromkeys(s.label for run in opened for s in View.of(run).look))
-    try:
-        aside.write_text(render(_title(opened), _lead(opened), parts, labels), encoding="utf-8")
-        os.replace(aside, out)
-    finally:
-        aside.unlink(missing_ok=True)
+    out = write_page(out, _title(opened), _lead(opened), parts, labels)
     figures = [b for s in parts for b in s.blocks if isinstance(b, Figure)]
     if png is not None:
         write_png(figures, Path(png))
