@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+
 from kvsim.cli.codes import DONE, FAILED
 from kvsim.cli.parsing import Commands, list_of_numbers, policy_named
 from kvsim.cli.printing import print_json

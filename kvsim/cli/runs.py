@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from kvsim.cli.codes import DONE, INTERRUPTED
 from kvsim.cli.parsing import Commands, list_of_numbers, policy_file_option, policy_named
@@ -80,7 +81,18 @@ def report_(args: argparse.Namespace) -> None:
     for run in map(open_run, args.runs):
         policies = args.policies and [policy_named(run, policy) for policy in args.policies]
         runs.append(part(run, policies, args.layers, args.requests))
-    print(report(runs, args.out, png=args.png, svg=args.svg))
+    print(report(runs, args.out, png=args.png, svg=args.svg, costs=_costs(args)))
+
+
+def _costs(args: argparse.Namespace) -> Any:
+    from kvsim.cost.model import read_model
+    from kvsim.cost.predict import read_bill
+    from kvsim.cost.samples import read_samples
+    from kvsim.report.sections.cost import Costs
+
+    given = ((read_bill, args.bill), (read_model, args.model), (read_samples, args.samples))
+    found = [read(path) if path else None for read, path in given]
+    return Costs(*found) if any(x is not None for x in found) else None
 
 
 def _demo_options(p: argparse.ArgumentParser) -> None:
@@ -148,6 +160,9 @@ def _report_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--policies", nargs="+", metavar="POLICY", help="only these, by label, id or any way to write them")
     for name in ("layers", "requests"):
         p.add_argument(f"--{name}", type=list_of_numbers, metavar="LIST", help=f"only these {name}: 0,3 or 4-9, ends included")
+    p.add_argument("--bill", metavar="DIR", help="what cost predict wrote of this run: a section on time")
+    p.add_argument("--model", metavar="MODEL.json", help="the cost model: how wrong it is")
+    p.add_argument("--samples", metavar="SAMPLES.csv", help="measurements that the model is held against")
     p.add_argument("--png", metavar="DIR", help="also write every chart as an image there")
     p.add_argument("--svg", metavar="DIR", help="also write every chart as a drawing there")
 

@@ -73,7 +73,9 @@ def _cells(state: NDArray[np.int8], width: int) -> NDArray[np.int64]:
     return np.where(level > 0, 1 + level + LEVELS * (coded > read), np.minimum(kept, 1))
 
 
-def _alike(seen: Sequence[Mapping[int, NDArray[np.int8]]], steps: Sequence[int], evidence: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _alike(
+    seen: Sequence[Mapping[int, NDArray[np.int8]]], steps: Sequence[int], evidence: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """f64[P, P + 1]: tokens that two policies both read in a step, those of evidence that one reads; means over steps."""
     there = [s for s in steps if all(s in one for one in seen)]
     out = np.zeros((len(seen), len(seen) + 1))

@@ -24,7 +24,10 @@ def comparison(before: RunTables, after: RunTables, found: pl.DataFrame, out: st
     pairs = worded["pair"].unique(maintain_order=True).to_list()
     sections = [_what(before, after, worded), _how_much(worded, pairs, tolerance)]
     title = f"{before.path.name} against {after.path.name}: what changed"
-    lead = [f"{len(pairs)} {'policies' if len(pairs) > 1 else 'policy'} in two replays of one trace, paired by context; before: {before.path.name}, after: {after.path.name}."]
+    lead = [
+        f"{len(pairs)} {'policies' if len(pairs) > 1 else 'policy'} in two replays of one trace, paired by context; "
+        f"before: {before.path.name}, after: {after.path.name}."
+    ]
     return write_page(out, title, lead, sections)
 
 
@@ -36,15 +39,12 @@ def _pair(name: Mapping[str, str]) -> pl.Expr:
 def _what(before: RunTables, after: RunTables, found: pl.DataFrame) -> Section:
     worse = found.filter("worse")
     said = [f"{row['pair']}: {(SHARES | RATIOS)[row['measure']]}" for row in worse.iter_rows(named=True)]
-    verdict = (
-        f"{worse.height} of {found.height} measures got worse: {'; '.join(said[:20])}{' …' if len(said) > 20 else ''}. kvsim compare --gate exits with 1."
-        if said
-        else f"None of {found.height} measures got worse; kvsim compare --gate exits with 0."
-    )
+    named = f"{'; '.join(said[:20])}{' …' if len(said) > 20 else ''}" or "none"
+    gate = f"{worse.height} of {found.height} measures got worse: {named}. kvsim compare --gate exits with {int(bool(said))}."
     mine, yours = dict(facts.facts(before)), dict(facts.facts(after))
     same = [(k, v) for k, v in mine.items() if yours[k] == v]
     other = [(k, f"{v} → {yours[k]}") for k, v in mine.items() if yours[k] != v]
-    return Section("What to trust", (verdict, facts.OPEN_LOOP), [*other, *same])
+    return Section("What to trust", (gate, facts.OPEN_LOOP), [*other, *same])
 
 
 def _how_much(found: pl.DataFrame, pairs: list[str], tolerance: float) -> Section:
@@ -57,7 +57,9 @@ def _how_much(found: pl.DataFrame, pairs: list[str], tolerance: float) -> Sectio
     if few:
         notes.append(f"No interval: it takes at least {FEWEST} contexts.")
     if len(pairs) > MOST:
-        notes.append(f"The first {MOST} of {len(pairs)} policies are drawn; the table and the CSV file have all. --policies picks one.")
+        notes.append(
+            f"The first {MOST} of {len(pairs)} policies are drawn; the table and the CSV file have all. --policies picks one."
+        )
     shown = found.filter(pl.col("pair").is_in(pairs[:MOST]))
     chart = paired_differences(shown, pairs[:MOST], tolerance)
     data = found.select("pair", "measure", "contexts", "before", "after", "difference", "low", "high", "verdict")

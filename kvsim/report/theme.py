@@ -83,12 +83,22 @@ BYTES = {  # of metrics.traffic
     "moved between tiers": FATES["gone for good"],
     "copies on host or disk": FATES["gone for good"],
 }
+INK = ("#1B1F24", "#E6E8EB")  # marks that are not one policy's
+TIMES = {  # of sections.cost
+    "whole step, as measured": INK,
+    "all that is not the cache": UNREAD,
+    "attention": READ,
+    "index: scan and top-k": BYTES["index"],
+    "codes decoded": CODED,
+    "scores looked at": BYTES["attention scores written and read"],
+    "summaries and codes written": BYTES["rows and index written or rebuilt"],
+    "rows moved or fetched": FATES["gone for good"],
+}
 STEPS = (("#1B7F7A", "#3FB5AD"), ("#E69F02", "#F0C33E"), ("#0A3A8E", "#3A6AE8"), ("#CC3312", "#F05A3C"))  # an ordered few
 EVIDENCE = ("#D55E00", "#FF8A3D")
 PICKED = ("#D55E01", "#FF8A3E")
 TICK = ("#8A929B", "#8A929B")  # what stands behind a mark
 NOISE = ("#A9B1BA", "#59636E")  # the noise floor
-INK = ("#1B1F24", "#E6E8EB")  # marks that are not one policy's
 # light -> dark: the page rewrites the colours of a specification with it
 SWAP = dict(
     [

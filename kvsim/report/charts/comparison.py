@@ -44,7 +44,12 @@ def paired_differences(found: pl.DataFrame, pairs: Sequence[str], tolerance: flo
             continue
         unit = 1.0 if measure in SHARES else pl.col("before").abs()
         rows = mine.select(
-            "pair", "contexts", "before", "after", "verdict", *((pl.col(n) / unit).alias(n) for n in ("difference", "low", "high"))
+            "pair",
+            "contexts",
+            "before",
+            "after",
+            "verdict",
+            *((pl.col(n) / unit).alias(n) for n in ("difference", "low", "high")),
         )
         where = f"{said} (change, points)" if measure in SHARES else f"{said} (change, % of before)"
         first = len(panels) % COLUMNS == 0
@@ -56,7 +61,9 @@ def paired_differences(found: pl.DataFrame, pairs: Sequence[str], tolerance: flo
             alt.Tooltip("pair:N", title="policy"), alt.Tooltip("before:Q", format=form), alt.Tooltip("after:Q", format=form),
             alt.Tooltip("difference:Q", format="+.3%"), alt.Tooltip("low:Q", format="+.3%"), alt.Tooltip("high:Q", format="+.3%"), "contexts:Q",
         ]  # fmt: skip
-        bar = base.transform_filter("isValid(datum.low)").mark_rule(aria=False, strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q")
+        bar = (
+            base.transform_filter("isValid(datum.low)").mark_rule(aria=False, strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q")
+        )
         dot = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, shape=alt.Shape("verdict:N", **shapes), tooltip=tips)
         panels.append(layered(zero, bar, dot, width=WIDTH, height=ROW * len(pairs)))
     return alt.concat(

@@ -45,6 +45,10 @@ def tokens_by_layer(pairs: pl.DataFrame, picked: bool = False) -> alt.HConcatCha
             tooltip=["layer:O", alt.Tooltip("side:N", title=" "), alt.Tooltip("tokens:Q", format=",.1f")],
         )
         panels.append(layered(dots, width=360, height=height))
-    return alt.hconcat(*panels, spacing=40).resolve_scale(color="independent", shape="independent").properties(
-        description="Tokens that two policies both read, or one alone, by layer, and how many tokens of evidence each read."
+    return (
+        alt.hconcat(*panels, spacing=40)
+        .resolve_scale(color="independent", shape="independent")
+        .properties(
+            description="Tokens that two policies both read, or one alone, by layer, and how many tokens of evidence each read."
+        )
     )

@@ -61,7 +61,9 @@ def explorer(
     pick = _pick(data, labels[0])
     policies = [
         alt.param("shown", value=labels[0], bind=alt.binding_select(options=labels, name="policy: ")),
-        alt.param("other", value=labels[min(1, len(labels) - 1)], bind=alt.binding_select(options=labels, name="compared with: ")),
+        alt.param(
+            "other", value=labels[min(1, len(labels) - 1)], bind=alt.binding_select(options=labels, name="compared with: ")
+        ),
     ]
     options, said = [NONE, *steps], ["all together", *map(str, steps)]
     step = alt.param("at_step", value=NONE, bind=alt.binding_select(options=options, labels=said, name="decode step: "))
@@ -93,7 +95,9 @@ def _pick(data: pl.DataFrame, first: str) -> alt.Parameter:
 
 
 # ---------------------------------------------------------------------------------------------- heads
-def _heads(data: pl.DataFrame, steps: Sequence[int], pick: alt.Parameter, look: Sequence[Style], floor: Floor | None) -> alt.HConcatChart:
+def _heads(
+    data: pl.DataFrame, steps: Sequence[int], pick: alt.Parameter, look: Sequence[Style], floor: Floor | None
+) -> alt.HConcatChart:
     base = alt.Chart(data)
     for measure, column in SERIES.items():
         base = base.transform_calculate(**{measure: at_step(steps, column, measure)})
@@ -108,7 +112,9 @@ def _heads(data: pl.DataFrame, steps: Sequence[int], pick: alt.Parameter, look: 
     ]
     beside = alt.hconcat(*(d.properties(width=230, height=ROW * len(look)) for d in details), spacing=18)
     return alt.hconcat(
-        alt.hconcat(grid, title=_title(f"'Output error of ' + shown + ', ' + ({WHEN})", "click a cell; a double click shows all heads")),
+        alt.hconcat(
+            grid, title=_title(f"'Output error of ' + shown + ', ' + ({WHEN})", "click a cell; a double click shows all heads")
+        ),
         beside.properties(title=_title(f"'Every policy: ' + ({HEAD})", "dot: the head that is picked; ticks: the others")),
         spacing=40,
     )
@@ -183,7 +189,9 @@ def _series(
 
 def _here() -> alt.Chart:
     """A rule at the step that is picked; none where all are taken together."""
-    one = alt.Chart(theme.prepare(pl.DataFrame({"one": [0]}))).transform_filter("at_step >= 0").transform_calculate(step="at_step")
+    one = (
+        alt.Chart(theme.prepare(pl.DataFrame({"one": [0]}))).transform_filter("at_step >= 0").transform_calculate(step="at_step")
+    )
     return one.mark_rule(aria=False, color=PICKED[0], strokeWidth=1.5)
 
 
@@ -195,7 +203,9 @@ def _falls(data: pl.DataFrame, steps: Sequence[int], pick: alt.Parameter) -> alt
     for policy in ("shown", "other"):
         mine = alt.Chart(data).transform_filter(pick).transform_filter(f"datum.policy === {policy}")
         chart = falling(mine, there, values).properties(width=430, height=190)
-        sides.append(chart.properties(title=_title(f"'Attention mass under ' + {policy}", "dense attention first, then what became of it")))
+        sides.append(
+            chart.properties(title=_title(f"'Attention mass under ' + {policy}", "dense attention first, then what became of it"))
+        )
     return alt.hconcat(*sides, spacing=60)
 
 
@@ -207,7 +217,9 @@ def _kept(read: Read, pick: alt.Parameter, evidence: pl.DataFrame, ends: tuple[i
     cells = _unfolded(read, pick).transform_filter("datum.policy === shown && datum.code > 0")
     cells = cells.transform_calculate(kind=kind, share="datum.code === 1 ? 1 : ((datum.code - 2) % 3 + 1) / 3")
     marks = _cells(cells, read, ends, states, [STATES[s][0] for s in states])
-    title = _title(f"'Kept and read by ' + shown + ': ' + ({HEAD})", "position across, decode steps down; blank is evicted or not yet there")
+    title = _title(
+        f"'Kept and read by ' + shown + ': ' + ({HEAD})", "position across, decode steps down; blank is evicted or not yet there"
+    )
     return layered(marks, *_over(read, evidence, ends), width=_wide(read), height=_high(read), title=title)
 
 
@@ -225,7 +237,9 @@ def _apart(read: Read, pick: alt.Parameter, evidence: pl.DataFrame, ends: tuple[
         )
     )
     marks = _cells(cells, read, ends, list(KINDS), [c for c, _ in KINDS.values()])
-    title = _title(f"'First: ' + shown + '; second: ' + other + '; ' + ({HEAD})", "a cell is read by both when both read some of it")
+    title = _title(
+        f"'First: ' + shown + '; second: ' + other + '; ' + ({HEAD})", "a cell is read by both when both read some of it"
+    )
     return layered(marks, *_over(read, evidence, ends), width=_wide(read), height=_high(read), title=title)
 
 

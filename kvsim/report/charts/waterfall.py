@@ -26,7 +26,9 @@ def waterfall(parts: pl.DataFrame) -> alt.LayerChart:
     """parts (columns of FALLS; shares that sum to 1), their mean over rows -> one bar a part, each beginning where the one before ends."""
     there = [n for n in FALLS if n in parts.columns and parts[n].max()]
     return falling(alt.Chart(theme.prepare(parts)), there, [f"datum.{n}" for n in there]).properties(
-        width=430, height=190, description="Dense attention mass: evicted, not read, read in codes, read as it is; the parts add up to all."
+        width=430,
+        height=190,
+        description="Dense attention mass: evicted, not read, read in codes, read as it is; the parts add up to all.",
     )
 
 
@@ -39,11 +41,24 @@ def falling(base: alt.Chart, there: Sequence[str], values: Sequence[str]) -> alt
         .transform_filter("isValid(datum.value)")
         .transform_aggregate(value="mean(value)", groupby=["part", "order"])
         .transform_window([alt.WindowFieldDef(op="sum", field="value", **{"as": "sum"})], sort=[alt.SortField("order")])  # type: ignore[arg-type]
-        .transform_calculate(low="datum.order === 0 ? 0 : 2 - datum.sum", high="datum.order === 0 ? 1 : 2 - datum.sum + datum.value")
+        .transform_calculate(
+            low="datum.order === 0 ? 0 : 2 - datum.sum", high="datum.order === 0 ? 1 : 2 - datum.sum + datum.value"
+        )
     )
     colours = [TICK[0], *(FATES[n][0] for n in names[1:])]
-    x = alt.X("part:N", sort=names, title=None, scale=alt.Scale(domain=names), axis=alt.Axis(labelAngle=0, labelExpr="split(datum.label, ', ')", labelLimit=90))
-    y = alt.Y("low:Q", title="dense attention mass", scale=alt.Scale(domain=[0, 1.08], nice=False), axis=alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1]))
+    x = alt.X(
+        "part:N",
+        sort=names,
+        title=None,
+        scale=alt.Scale(domain=names),
+        axis=alt.Axis(labelAngle=0, labelExpr="split(datum.label, ', ')", labelLimit=90),
+    )
+    y = alt.Y(
+        "low:Q",
+        title="dense attention mass",
+        scale=alt.Scale(domain=[0, 1.08], nice=False),
+        axis=alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+    )
     said = ["part:N", alt.Tooltip("value:Q", format=".2%")]
     colour = alt.Color("part:N", scale=alt.Scale(domain=names, range=colours), legend=None)
     bars = rows.mark_bar().encode(x=x, y=y, y2="high:Q", color=colour, tooltip=said)

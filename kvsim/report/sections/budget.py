@@ -23,7 +23,14 @@ def section(view: View) -> Section:
     return Section(
         "What a budget buys",
         ("Recall never stands alone here: output error and evidence recall stand beside it.",),
-        blocks=[*_quality(view, curves), *_below(view, curves), *_memory(view), *_pareto(view), *_asked(view), *_shared(view, curves)],
+        blocks=[
+            *_quality(view, curves),
+            *_below(view, curves),
+            *_memory(view),
+            *_pareto(view),
+            *_asked(view),
+            *_shared(view, curves),
+        ],
     )
 
 
@@ -101,7 +108,9 @@ def _pareto(view: View) -> list[Figure]:
     if moved["resident_share"].is_null().any():
         return []
     moved = moved.select("policy", "resident_share", "read_share")
-    data = view.labelled(quality(view.run.heads).join(moved, on="policy", how="left", maintain_order="left")).select("policy", *SAID)
+    data = view.labelled(quality(view.run.heads).join(moved, on="policy", how="left", maintain_order="left")).select(
+        "policy", *SAID
+    )
     how = (
         "Bytes that stay on the device across, bytes read up, both against full attention, logarithmic. Large: what loses little enough by the "
         "menus. The line joins those of which no other holds and reads less."

@@ -10,7 +10,7 @@ import polars as pl
 from kvsim.metrics.grids import ALPHABET, PAIRS, Grid, grids
 from kvsim.metrics.quality import FATES, fates, quality
 from kvsim.metrics.raster import Place
-from kvsim.report import facts, theme
+from kvsim.report import theme
 from kvsim.report.charts.explore import SERIES, Read, explorer
 from kvsim.report.charts.waterfall import FALLS
 from kvsim.report.html import Figure, Section
@@ -89,7 +89,9 @@ def _heads(view: View, fit: list[Style], head: pl.Expr, many: int) -> Heads:
 def _lost(heads: pl.LazyFrame, *by: pl.Expr) -> pl.DataFrame:
     """policy, layer, q_head and what else stands in `by`, the measures, and FALLS."""
     keys = ["policy", "layer", *(x.meta.output_name() for x in by)]
-    parts = fates(heads, "layer", *by).rename(dict(zip(FATES, ("exact", "coded", "host", "unread", "evicted", "sink"), strict=True)))
+    parts = fates(heads, "layer", *by).rename(
+        dict(zip(FATES, ("exact", "coded", "host", "unread", "evicted", "sink"), strict=True))
+    )
     found = quality(heads, "layer", *by).select(*keys, *SERIES)
     return found.join(parts, on=keys, how="left", maintain_order="left")
 
@@ -98,7 +100,9 @@ def _lost(heads: pl.LazyFrame, *by: pl.Expr) -> pl.DataFrame:
 def _read(view: View, fit: list[Style], heads: pl.DataFrame) -> tuple[Read | None, pl.DataFrame, list[str]]:
     """What the heads of one context read, as many as fit; and sentences that say what is not there."""
     request = view.request
-    planned = set(view.run.tables["plans"].filter(pl.col("request") == request).select(pl.col("policy").unique()).collect()["policy"])
+    planned = set(
+        view.run.tables["plans"].filter(pl.col("request") == request).select(pl.col("policy").unique()).collect()["policy"]
+    )
     known = [s for s in fit if s.policy in planned or not view.selective[s.policy]][:POLICIES]
     if not known:
         return None, pl.DataFrame(schema=PAIRS), ["Which pages were read was not recorded; kvsim replay --plans does."]
@@ -120,9 +124,14 @@ def _read(view: View, fit: list[Style], heads: pl.DataFrame) -> tuple[Read | Non
     pairs = _labelled_pairs(view, pairs)
     missing = _missing(fit, known, places, taken)
     read = Read(view.labelled(cells), grid.steps, width, grid.across, ALPHABET, missing)
-    notes = [f"Positions: context {request}, {len(grid.steps)} of {len(steps)} decode steps, {width} tokens a cell; a stronger colour is a larger share."]
+    notes = [
+        f"Positions: context {request}, {len(grid.steps)} of {len(steps)} decode steps, {width} tokens a cell; a stronger colour is a larger "
+        "share."
+    ]
     if len(taken) < len(places):
-        notes.append(f"Positions are here for {len(taken)} of {len(places)} heads, those with the largest error; --layers shows others.")
+        notes.append(
+            f"Positions are here for {len(taken)} of {len(places)} heads, those with the largest error; --layers shows others."
+        )
     return read, pairs, notes
 
 
@@ -144,13 +153,17 @@ def _labelled_pairs(view: View, pairs: pl.DataFrame) -> pl.DataFrame:
     most = theme.ROW_CAP // max(1, pairs.select("first", "second").n_unique())
     layers = pairs["layer"].unique().sort().to_list()
     some = layers[:: -(-len(layers) // most)]
-    return pairs.filter(pl.col("layer").is_in(some)).with_columns(pl.col("first", "second").replace_strict(label, return_dtype=pl.String))
+    return pairs.filter(pl.col("layer").is_in(some)).with_columns(
+        pl.col("first", "second").replace_strict(label, return_dtype=pl.String)
+    )
 
 
 def _missing(fit: list[Style], known: list[Style], places: list[Place], taken: list[Place]) -> pl.DataFrame:
     unknown = [(s.label, -1, -1, "its pages are not recorded here; kvsim replay --plans does") for s in fit if s not in known]
-    apart = [("", p.layer, p.q_head, "this head is not on the page; kvsim report --layers shows its layer") for p in places if p not in taken]
+    apart = [
+        ("", p.layer, p.q_head, "this head is not on the page; kvsim report --layers shows its layer")
+        for p in places
+        if p not in taken
+    ]
     schema = {"policy": pl.String, "layer": pl.Int64, "q_head": pl.Int64, "said": pl.String}
     return pl.DataFrame(unknown + apart, schema, orient="row")
-
-
