@@ -55,17 +55,14 @@ def time_against_error(points: pl.DataFrame, look: Sequence[Style]) -> alt.Layer
     x = alt.X("p50:Q", title="time of a decode step (ms, median)", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
     base = alt.Chart(theme.prepare(points)).encode(y=quantity(alt.Y, "rel_l2", points["rel_l2"]), opacity=opacity)
     channels = theme.policy_channels(look, "point")
-    span = (
-        base.transform_filter("isValid(datum.high)")
-        .mark_rule(aria=False)
-        .encode(x=alt.X("low:Q"), x2="high:Q", color=channels["color"])
-    )
+    known = points["high"].is_not_null().any()
+    span = [base.mark_rule(aria=False).encode(x=alt.X("low:Q"), x2="high:Q", color=channels["color"])] if known else []
     tips = ["policy:N", *(alt.Tooltip(f"{n}:Q", format=".3~g", title=f"{n} (ms)") for n in ("p50", "low", "high")), "grade:N"]
     dots = base.mark_point(filled=True, size=90).encode(
         x=x, tooltip=[*tips, alt.Tooltip("rel_l2:Q", format=".3g", title="output error")], **channels
     )
     return layered(
-        span,
+        *span,
         dots.add_params(focus),
         width=760,
         height=300,
@@ -105,7 +102,7 @@ def predicted_against_measured(told: pl.DataFrame) -> alt.HConcatChart:
         "kernel:N", "batch:Q", "context:Q", alt.Tooltip("t_us:Q", format=",.4~g", title="measured (µs)"),
         alt.Tooltip("predicted_us:Q", format=",.4~g", title="predicted (µs)"), alt.Tooltip("error:Q", format="+.1%"), "grade:N",
     ]  # fmt: skip
-    dots = base.mark_point(filled=True, size=36, opacity=0.7, aria=False).encode(
+    dots = base.mark_point(filled=True, size=45, opacity=0.7, aria=False).encode(
         x=x, color=alt.Color("grade:N", **colours), shape=alt.Shape("grade:N", **theme.few(list(GRADES), SHAPES)), tooltip=tips
     )
     same = base.mark_line(aria=False, color=TICK[0], strokeDash=[4, 3]).encode(x=x, y=alt.Y("t_us:Q"))

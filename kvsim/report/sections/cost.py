@@ -65,7 +65,9 @@ def _bill(view: View, bill: Bill) -> list[Figure | Table]:
     if len(other) == len(view.look):
         raise WrongUse(f"--bill: of other policies than {view.run.path}; kvsim cost predict {view.run.path} makes one")
     notes = [f"Not priced: {', '.join(other)}."] if other else []
-    totals = view.labelled(pl.DataFrame([_total(s) for s in told.values()]))
+    totals = view.labelled(
+        pl.DataFrame([_total(s) for s in told.values()], schema_overrides={"low": pl.Float64, "high": pl.Float64})
+    )
     return [_breakdown(view, told, totals, notes), _worth(view, totals, notes), *_over_steps(view, bill, notes)]
 
 
@@ -162,9 +164,9 @@ def _calibration(view: View, model: CostModel, samples: pl.DataFrame) -> list[Fi
         "Left: each sample's measured time across, the predicted up; on the dashed line both are the same. Right: how far they are apart. "
         f"Grades: {', '.join(GRADES)}, from what was measured to what is only bytes over the peak."
     )
-    notes = (
-        [f"Every {-(-told.height // theme.ROW_CAP)}th of {told.height} samples is drawn."] if kept.height < told.height else []
-    )
+    notes = ["A sample that the model was fitted to shows hardly any error; only others tell."]
+    if kept.height < told.height:
+        notes.append(f"Every {-(-told.height // theme.ROW_CAP)}th of {told.height} samples is drawn.")
     title = "Does the model foretell what was measured?"
     figure = view.figure("calibration", title, how, predicted_against_measured(data), data, notes)
     return [figure, _checked(found)]
