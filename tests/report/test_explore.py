@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 
+from kvsim.cli import main
+from kvsim.errors import WrongUse
 from kvsim.metrics.difference import by_layer, difference
 from kvsim.metrics.quality import FATES, fates, quality
 from kvsim.metrics.run import open_run
@@ -74,3 +78,42 @@ def test_the_front_goes_through_what_no_other_beats(run):
     assert {p["name"] for p in spec["params"]} >= {"rel_l2_goal", "evidence_recall_goal"}
     line = spec["layer"][0]
     assert next(t for t in line["transform"] if "window" in t)["sort"][0]["field"] == "resident_share"
+
+
+def test_the_notebook_of_the_docs_draws(runs, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    block = text.split("```python")[1].split("```")[0]
+    monkeypatch.chdir(runs["plain"].parent)
+    names: dict[str, object] = {}
+    exec(block.replace('"RUN"', repr(runs["plain"].name)), names)
+    spec = names["chart"].to_dict()
+    assert spec["config"]["axisY"]["titleAngle"] == 0
+    assert max(map(len, spec["datasets"].values())) == 6 * 8
+
+
+def test_a_million_rows_are_refused_with_what_to_do():
+    frame = pl.DataFrame({"layer": range(1_000_000)}).with_columns(both=1.0, only_first=1.0, only_second=1.0)
+    with pytest.raises(WrongUse, match=r"1,000,000 rows: .*aggregate first.*--layers"):
+        tokens_by_layer(frame.with_columns(evidence_first=0.0, evidence_second=0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--layers", "99"], "no rows of layer 99; --layers takes some of 0, 3"),
+        (["--policies", "quest 9"], "no policy 'quest 9' in this run; it has quest 8; h2o 12;"),
+        (["--policies", "h2o(hold=tokens(7))"], "in this run; it has quest 8"),
+    ],
+)
+def test_a_selection_that_is_empty_exits_2(runs, tmp_path, capsys, options, said):
+    assert main(["report", str(runs["plain"]), "-o", str(tmp_path / "x.html"), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_part_of_a_run_makes_a_page_of_that_part(runs, tmp_path):
+    out = tmp_path / "x.html"
+    assert main(["report", str(runs["plain"]), "-o", str(out), "--layers", "3", "--policies", "h2o 12", "full"]) == 0
+    text = out.read_text()
+    assert "Layers replayed</dt><dd>3 (1 of 4)" in text
+    assert "kivi" not in text.split("<script")[0]

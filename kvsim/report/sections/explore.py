@@ -18,7 +18,7 @@ from kvsim.report.theme import Style
 from kvsim.report.view import View
 
 VALUES = 40_000  # of one measure over the steps, all heads together
-LETTERS = 1_200_000  # of the cells of all heads
+LETTERS = 1_250_000  # of the cells of all heads
 GRIDS = ((96, 48), (64, 32), (48, 24))  # most cells across, most steps down: the first of which all heads fit
 POLICIES, PAGE = 10, 16  # policies whose cells are there; tokens that a cell is a multiple of
 DIGITS = {"errors": 3, "recalls": 2, "misses": 2}
