@@ -187,12 +187,14 @@ def read_bill(folder: str | Path) -> Bill:
     folder = Path(folder)
     try:
         told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        frames = [pl.read_parquet(folder / f"{name}.parquet") for name in ("steps", "parts", "prefill")]
-        return Bill(*frames, told["policies"], told["notes"])
-    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as e:
-        raise BadProfile(
-            f"{folder}: not a bill ({type(e).__name__}); kvsim cost predict RUN --model MODEL.json -o {folder} makes one"
-        ) from None
+        steps, parts, prefill = (pl.read_parquet(folder / f"{name}.parquet") for name in ("steps", "parts", "prefill"))
+        bill = Bill(steps, parts, prefill, list(told["policies"]), [str(note) for note in told["notes"]])
+        lines(bill)  # what it prints it can also be drawn from
+        steps.select("policy", "step", "step_us")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pl.exceptions.PolarsError) as e:
+        what = f"{folder}: not a bill ({type(e).__name__})"
+        raise BadProfile(f"{what}; kvsim cost predict RUN --model MODEL.json -o {folder} makes one") from None
+    return bill
 
 
 def lines(bill: Bill) -> list[str]:

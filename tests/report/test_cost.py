@@ -21,19 +21,13 @@ from tests.report.runs import H2O, QUEST
 def bill_of(policies, high=2500.0):
     """Two classes a step, 1 and 0.5 ms, in six steps."""
     quantiles = {f"p{q}": 1500.0 for q in PERCENTILES}
-    classes = [{"class": "gather_attn", "us": 1000.0}, {"class": "page_scan", "us": 500.0}]
-    summary = [
-        {
-            "policy": p,
-            "tpot_us": quantiles,
-            "low_us": 1000.0,
-            "high_us": high,
-            "grade": "transferred",
-            "unknown": [],
-            "classes": classes,
-        }
-        for p in policies
+    classes = [
+        {"class": name, "us": us, "bytes": 1.0, "grade": "transferred", "by": "a fit"}
+        for name, us in (("gather_attn", 1000.0), ("page_scan", 500.0))
     ]
+    told = {"tpot_us": quantiles, "tpot_staggered_us": quantiles, "overlap_us": 1500.0, "low_us": 1000.0, "high_us": high}
+    told |= {"grade": "transferred", "unknown": [], "classes": classes, "steps": 6, "binding": "gather_attn", "prefill": []}
+    summary = [{"policy": p, "prefill_extra_us": 0.0, "peak_resident_bytes": 1, "peak_away_bytes": 0} | told for p in policies]
     steps = pl.DataFrame(
         {"policy": [p for p in policies for _ in range(6)], "step": [*range(6)] * len(policies), "step_us": 1500.0}
     )
@@ -103,6 +97,14 @@ def test_a_bill_comes_back_as_it_was_written(tmp_path):
     found = read_bill(tmp_path / "bill")
     assert (found.summary, found.notes) == (bill.summary, bill.notes)
     assert found.steps.equals(bill.steps)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"policies": [{}], "notes": []}', '{"policies": 3, "notes": []}', "[" * 100_000])
+def test_a_bill_that_was_altered_is_refused(tmp_path, text):
+    write(bill_of([QUEST]), tmp_path / "bill")
+    (tmp_path / "bill" / "summary.json").write_text(text)
+    with pytest.raises(BadProfile, match="not a bill"):
+        read_bill(tmp_path / "bill")
 
 
 def test_the_command_takes_one_run_and_refuses_several(runs, tmp_path, capsys):

@@ -15,14 +15,13 @@ from kvsim.report.theme import INK, STEPS, TICK, TIMES, Style
 
 GRADES = {"calibrated": STEPS[0], "extrapolated": STEPS[1], "transferred": STEPS[2], "spec": STEPS[3]}
 SHAPES = ("circle", "triangle-up", "diamond", "square")
-MEASURED = {"type": "log", "nice": False}
 
 
 def time_by_part(parts: pl.DataFrame, totals: pl.DataFrame, look: Sequence[Style]) -> alt.LayerChart:
     """parts (policy, part: one of TIMES, order, ms), totals (policy, p50, p95, p99, said) -> bars of the mean time of a decode step by what it
     is spent on, `said` at their ends, a bar where the p99 is."""
-    top = parts.group_by("policy").agg(pl.col("ms").sum())["ms"].max() or 1.0
-    top = 1.35 * max(top, totals["p99"].max() or 0.0)  # type: ignore[type-var, operator]
+    sums = parts.group_by("policy", maintain_order=True).agg(pl.col("ms").sum())
+    top = 1.35 * max(theme.ends(sums["ms"], (0.0, 1.0))[1], theme.ends(totals["p99"], (0.0, 1.0))[1])
     x = alt.X(
         "ms:Q",
         title="time of a decode step (ms, mean over steps)",
@@ -30,11 +29,7 @@ def time_by_part(parts: pl.DataFrame, totals: pl.DataFrame, look: Sequence[Style
         stack="zero",
         axis=alt.Axis(tickCount=6),
     )
-    ends = (
-        parts.group_by("policy", maintain_order=True)
-        .agg(pl.col("ms").sum())
-        .join(totals, on="policy", how="left", maintain_order="left")
-    )
+    ends = sums.join(totals, on="policy", how="left", maintain_order="left")
     base = alt.Chart(theme.prepare(ends)).encode(y=policy_axis(look))
     tips = ["policy:N", *(alt.Tooltip(f"{n}:Q", format=".3~g", title=f"{n} (ms)") for n in ("p50", "p95", "p99"))]
     p99 = base.mark_tick(thickness=2, size=14, color=INK[0], opacity=1).encode(x="p99:Q", tooltip=tips)
@@ -97,7 +92,7 @@ def predicted_against_measured(told: pl.DataFrame) -> alt.HConcatChart:
     data = told.with_columns(error=pl.col("predicted_us") / pl.col("t_us") - 1)
     base = alt.Chart(theme.prepare(data)).transform_filter("datum.kernel === kernel")
     axis = alt.Axis(format="~s", tickCount=5, grid=True)
-    x = alt.X("t_us:Q", title="measured (µs, log scale)", scale=alt.Scale(**MEASURED, padding=12), axis=axis)
+    x = alt.X("t_us:Q", title="measured (µs, log scale)", scale=alt.Scale(type="log", nice=False, padding=12), axis=axis)
     tips = [
         "kernel:N", "batch:Q", "context:Q", alt.Tooltip("t_us:Q", format=",.4~g", title="measured (µs)"),
         alt.Tooltip("predicted_us:Q", format=",.4~g", title="predicted (µs)"), alt.Tooltip("error:Q", format="+.1%"), "grade:N",
@@ -106,7 +101,7 @@ def predicted_against_measured(told: pl.DataFrame) -> alt.HConcatChart:
         x=x, color=alt.Color("grade:N", **colours), shape=alt.Shape("grade:N", **theme.few(list(GRADES), SHAPES)), tooltip=tips
     )
     same = base.mark_line(aria=False, color=TICK[0], strokeDash=[4, 3]).encode(x=x, y=alt.Y("t_us:Q"))
-    y = alt.Y("predicted_us:Q", title="predicted (µs, log scale)", scale=alt.Scale(**MEASURED, padding=12), axis=axis)
+    y = alt.Y("predicted_us:Q", title="predicted (µs, log scale)", scale=alt.Scale(type="log", nice=False, padding=12), axis=axis)
     error = alt.Y("error:Q", title="predicted above measured", axis=alt.Axis(format="+.0%", tickCount=6))
     zero = alt.Chart(theme.prepare(pl.DataFrame({"zero": [0.0]}))).mark_rule(aria=False, color=TICK[0], strokeDash=[4, 3])
     panels = [layered(same, dots.encode(y=y)), layered(zero.encode(y="zero:Q"), dots.encode(y=error))]

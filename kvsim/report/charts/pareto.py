@@ -25,10 +25,10 @@ def held_against_read(points: pl.DataFrame, look: Sequence[Style]) -> alt.LayerC
     told = [m for m in GOALS if points[m].is_not_null().any()]
     good = " && ".join(f"({m}_goal === 0 || datum.{m} {'<=' if m == 'rel_l2' else '>='} {m}_goal)" for m in told) or "true"
     base = alt.Chart(theme.prepare(points.select("policy", *SAID))).transform_calculate(good=good)
-    x, y = (
-        quantity(channel, name, points[name], scale=_scale(points[name]), axis=alt.Axis(format=".3~%", values=TICKS, grid=True))
-        for channel, name in ((alt.X, "resident_share"), (alt.Y, "read_share"))
-    )
+    axis = alt.Axis(format=".3~%", values=TICKS, grid=True)
+    held, read = points["resident_share"], points["read_share"]
+    x = quantity(alt.X, "resident_share", held, scale=_scale(held), axis=axis)
+    y = quantity(alt.Y, "read_share", read, scale=_scale(read), axis=axis)
     least = alt.WindowFieldDef(op="min", field="read_share", **{"as": "least"})  # type: ignore[arg-type]
     front = (
         base.transform_filter("datum.good")
