@@ -90,9 +90,13 @@ def _costs(args: argparse.Namespace) -> Any:
     from kvsim.cost.samples import read_samples
     from kvsim.report.sections.cost import Costs
 
-    given = ((read_bill, args.bill), (read_model, args.model), (read_samples, args.samples))
-    found = [read(path) if path else None for read, path in given]
-    return Costs(*found) if any(x is not None for x in found) else None
+    if not (args.bill or args.model or args.samples):
+        return None
+    return Costs(
+        read_bill(args.bill) if args.bill else None,
+        read_model(args.model) if args.model else None,
+        read_samples(args.samples) if args.samples else None,
+    )
 
 
 def _demo_options(p: argparse.ArgumentParser) -> None:

@@ -37,7 +37,7 @@ def paired_differences(found: pl.DataFrame, pairs: Sequence[str], tolerance: flo
     colours = theme.few(list(VERDICTS), [c for c, _ in VERDICTS.values()])
     shapes = theme.few(list(VERDICTS), SHAPES)
     told = found.with_columns(verdict(tolerance))
-    panels = []
+    panels: list[alt.LayerChart] = []
     for measure, said in (SHARES | RATIOS).items():
         mine = told.filter(pl.col("measure") == measure)
         if mine.is_empty():
