@@ -74,3 +74,17 @@ def list_of_numbers(text: str) -> list[int]:
 
 def policy_file_option(p: argparse.ArgumentParser) -> None:
     p.add_argument("--policy-file", action="append", default=[], metavar="FILE", help="a Python file with policies of your own")
+
+
+def policy_named(run: Any, policy: str) -> str:
+    """The id of a policy of a run, from its id, its file's name, its label on a page or any way to write it."""
+    from kvsim.policies.language import parse_policy
+    from kvsim.report.names import labels
+
+    label = labels([p.id for p in run.policies if p.rows])
+    found = [p for p, said in label.items() if policy in (p, p.partition(":")[0], said)]
+    if not found and "(" in policy:
+        found = [x for x in [parse_policy(policy).id] if x in label]
+    if not found:
+        raise WrongUse(f"{run.path}: no policy {policy!r} in this run; it has {'; '.join(label.values())}")
+    return found[0]

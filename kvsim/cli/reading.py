@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from kvsim.cli.codes import DONE, FAILED
-from kvsim.cli.parsing import Commands, list_of_numbers
+from kvsim.cli.parsing import Commands, list_of_numbers, policy_named
 from kvsim.cli.printing import print_json
-from kvsim.errors import WrongUse
 
 
 def compare_(args: argparse.Namespace) -> int:
@@ -17,8 +15,12 @@ def compare_(args: argparse.Namespace) -> int:
     from kvsim.report.names import labels
 
     before, after = (open_run(path) for path in args.runs)
-    pair = (_named(before, args.policies[0]), _named(after, args.policies[1])) if args.policies else None
+    pair = (policy_named(before, args.policies[0]), policy_named(after, args.policies[1])) if args.policies else None
     found = compare(before, after, pair, args.tolerance)
+    if args.out:
+        from kvsim.report.comparison import comparison
+
+        comparison(before, after, found, args.out, args.tolerance)
     if args.json:
         print_json({"rows": found.to_dicts()})
     else:
@@ -32,7 +34,7 @@ def diff_(args: argparse.Namespace) -> None:
     from kvsim.metrics.run import open_run
 
     run = open_run(args.run)
-    first, second = (_named(run, policy) for policy in args.policies)
+    first, second = (policy_named(run, policy) for policy in args.policies)
     found = difference(run, first, second, layers=args.layers, requests=args.requests)
     if args.out:
         found.write_parquet(args.out)
@@ -48,22 +50,12 @@ def diff_(args: argparse.Namespace) -> None:
         )
 
 
-def _named(run: Any, policy: str) -> str:
-    """The id of a policy of a run, from its id, its file's name or any way to write it."""
-    from kvsim.policies.language import parse_policy
-
-    there = [p.id for p in run.policies if p.rows]
-    found = [p for p in there if policy in (p, p.partition(":")[0])] or [x for x in [parse_policy(policy).id] if x in there]
-    if not found:
-        raise WrongUse(f"{run.path}: no policy {policy!r} in this run; it has {', '.join(there)}")
-    return found[0]
-
-
 def _compare_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "runs", nargs=2, metavar="RUN", help="before and after, of one trace; twice the same to compare two of its policies"
     )
     p.add_argument("--policies", nargs=2, metavar="POLICY", help="one of each run (default: every policy that both have)")
+    p.add_argument("-o", "--out", metavar="FILE", help="also a page of it: every difference with its interval")
     p.add_argument("--gate", action="store_true", help="exit 1 when anything got worse")
     p.add_argument(
         "--tolerance", type=float, default=1e-3, metavar="X", help="relative change that counts for nothing (default: 0.001)"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from kvsim.cli.codes import DONE, INTERRUPTED
-from kvsim.cli.parsing import Commands, list_of_numbers, policy_file_option
+from kvsim.cli.parsing import Commands, list_of_numbers, policy_file_option, policy_named
 from kvsim.cli.printing import complain, load_files, progress_bar
 
 REPLAY = ("layers", "requests", "steps", "workers", "memory", "plans", "explain", "baselines", "kv_dtype", "allocator", "strict")
@@ -73,9 +74,29 @@ def calibrate_(args: argparse.Namespace) -> None:
 
 
 def report_(args: argparse.Namespace) -> None:
+    from kvsim.metrics.run import open_run, part
     from kvsim.report.page import report
 
-    print(report(args.runs, args.out, png=args.png, svg=args.svg))
+    runs = []
+    for run in map(open_run, args.runs):
+        policies = args.policies and [policy_named(run, policy) for policy in args.policies]
+        runs.append(part(run, policies, args.layers, args.requests))
+    print(report(runs, args.out, png=args.png, svg=args.svg, costs=_costs(args)))
+
+
+def _costs(args: argparse.Namespace) -> Any:
+    from kvsim.cost.model import read_model
+    from kvsim.cost.predict import read_bill
+    from kvsim.cost.samples import read_samples
+    from kvsim.report.sections.cost import Costs
+
+    if not (args.bill or args.model or args.samples):
+        return None
+    return Costs(
+        read_bill(args.bill) if args.bill else None,
+        read_model(args.model) if args.model else None,
+        read_samples(args.samples) if args.samples else None,
+    )
 
 
 def _demo_options(p: argparse.ArgumentParser) -> None:
@@ -140,6 +161,12 @@ def _calibrate_options(p: argparse.ArgumentParser) -> None:
 def _report_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("runs", nargs="+", metavar="RUN")
     p.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
+    p.add_argument("--policies", nargs="+", metavar="POLICY", help="only these, by label, id or any way to write them")
+    for name in ("layers", "requests"):
+        p.add_argument(f"--{name}", type=list_of_numbers, metavar="LIST", help=f"only these {name}: 0,3 or 4-9, ends included")
+    p.add_argument("--bill", metavar="DIR", help="what cost predict wrote of this run: a section on time")
+    p.add_argument("--model", metavar="MODEL.json", help="the cost model: how wrong it is")
+    p.add_argument("--samples", metavar="SAMPLES.csv", help="measurements that the model is held against")
     p.add_argument("--png", metavar="DIR", help="also write every chart as an image there")
     p.add_argument("--svg", metavar="DIR", help="also write every chart as a drawing there")
 

@@ -24,11 +24,8 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
     bytes/peak on the same rows; grades: how many rows have which. A model of half the shapes is checked on the
     other half. Raises WrongUse when it is of another GPU or has none of the samples' heads;
     if strict, Uncalibrated when a row is not calibrated."""
-    rest = samples.filter(~half(samples)) if model.about["options"]["half"] else samples
-    good = rest.filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot") & ~PROBE)
-    _refuse_another_gpu(model, good)
-    _refuse_other_heads(model, good)
-    told = predict(model, good)
+    rest = _unseen(model, samples)
+    told = foretold(model, samples)
     if strict:
         refuse_uncalibrated(told)
     rows = [
@@ -36,8 +33,21 @@ def check(model: CostModel, samples: pl.DataFrame, strict: bool = False) -> dict
         for k, g in sorted(told.group_by("class", "variant"), key=lambda x: str(x[0]))
     ]
     whole = [{"class": k[0]} | _row(model, g) for k, g in sorted(told.group_by("class"), key=lambda x: str(x[0]))]
-    left = {"fitted half": samples.height - rest.height, "impossible, conflicting, hot or plain reads": rest.height - good.height}
+    left = {"fitted half": samples.height - rest.height, "impossible, conflicting, hot or plain reads": rest.height - told.height}
     return {"rows": rows, "whole": whole, "left_out": left}
+
+
+def foretold(model: CostModel, samples: pl.DataFrame) -> pl.DataFrame:
+    """The samples that a model is checked on, with what model.predict says of them. Raises WrongUse as check does."""
+    good = _unseen(model, samples).filter(pl.col("status").is_in(["ok", "l2_hot"]) & (pl.col("cache") != "hot") & ~PROBE)
+    _refuse_another_gpu(model, good)
+    _refuse_other_heads(model, good)
+    return predict(model, good)
+
+
+def _unseen(model: CostModel, samples: pl.DataFrame) -> pl.DataFrame:
+    """Of a model of half the shapes, the other half."""
+    return samples.filter(~half(samples)) if model.about["options"]["half"] else samples
 
 
 def refuse_uncalibrated(told: pl.DataFrame) -> None:

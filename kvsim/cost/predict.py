@@ -19,7 +19,7 @@ from kvsim.cost.prefill import extra
 from kvsim.cost.price import parts, steps
 from kvsim.cost.prices import Prices, priced_for
 from kvsim.cost.samples import write_whole
-from kvsim.errors import Uncalibrated, WrongUse
+from kvsim.errors import BadProfile, Uncalibrated, WrongUse
 
 PERCENTILES = (50, 95, 99)
 AT_EVENTS = ("routing", "tier_move")  # what only steps that change the held set do; and looking at scores, where only they look
@@ -180,6 +180,21 @@ def write(bill: Bill, folder: str | Path) -> None:
         partial / "summary.json", json.dumps({"policies": bill.summary, "notes": bill.notes}, indent=1, ensure_ascii=False) + "\n"
     )
     partial.rename(folder)
+
+
+def read_bill(folder: str | Path) -> Bill:
+    """What `write` wrote. Raises BadProfile when the folder holds no bill."""
+    folder = Path(folder)
+    try:
+        told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        steps, parts, prefill = (pl.read_parquet(folder / f"{name}.parquet") for name in ("steps", "parts", "prefill"))
+        bill = Bill(steps, parts, prefill, list(told["policies"]), [str(note) for note in told["notes"]])
+        lines(bill)  # what it prints it can also be drawn from
+        steps.select("policy", "step", "step_us")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pl.exceptions.PolarsError) as e:
+        what = f"{folder}: not a bill ({type(e).__name__})"
+        raise BadProfile(f"{what}; kvsim cost predict RUN --model MODEL.json -o {folder} makes one") from None
+    return bill
 
 
 def lines(bill: Bill) -> list[str]:

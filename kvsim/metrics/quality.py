@@ -39,8 +39,8 @@ def quality(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
 FATES = ("read, full precision", "read, coded", "read from the host", "kept, not read", "gone for good", "learned sink")
 
 
-def fate(heads: pl.LazyFrame) -> pl.DataFrame:
-    """heads -> policy, part (one of FATES), order, mass: the mean dense attention mass by what became of it; a policy's six sum to 1."""
+def fates(heads: pl.LazyFrame, *by: str | pl.Expr) -> pl.DataFrame:
+    """heads -> one row per policy and `by`, sorted: each of FATES, the mean dense attention mass with that fate; a row's six sum to 1."""
     parts = (
         pl.col("mass_recall") - pl.col("mass_quant") - pl.col("mass_host"),
         pl.col("mass_quant"),
@@ -49,13 +49,17 @@ def fate(heads: pl.LazyFrame) -> pl.DataFrame:
         pl.col("mass_evicted"),
         pl.col("learned_sink_mass"),
     )
+    means = (x.cast(pl.Float64).mean().alias(name) for name, x in zip(FATES, parts, strict=True))
+    return heads.group_by("policy", *by).agg(means).sort("policy", *by).collect()
+
+
+def fate(heads: pl.LazyFrame) -> pl.DataFrame:
+    """heads -> policy, part (one of FATES), order, mass: `fates` of whole policies, a row a part."""
     return (
-        heads.group_by("policy")
-        .agg(x.cast(pl.Float64).mean().alias(name) for name, x in zip(FATES, parts, strict=True))
+        fates(heads)
         .unpivot(index="policy", variable_name="part", value_name="mass")
         .with_columns(order=pl.col("part").replace_strict({n: i for i, n in enumerate(FATES)}, return_dtype=pl.Int8))
         .sort("policy", "order")
-        .collect()
     )
 
 

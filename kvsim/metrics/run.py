@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from kvsim import tables
-from kvsim.errors import BadTrace
+from kvsim.errors import BadTrace, WrongUse
 from kvsim.places import at_hand, from_json
 
 NEEDED = ("ledger", "heads")
@@ -68,6 +69,35 @@ def open_run(path: str | Path) -> RunTables:
         if frames[name].head(1).collect().is_empty():
             raise BadTrace(f"{path / name}.parquet: no rows, expected one per policy, layer, head and decode step; replay again")
     return RunTables(path, about, _policies(about, frames["heads"]), frames)
+
+
+def part(
+    run: RunTables,
+    policies: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    requests: Sequence[int] | None = None,
+) -> RunTables:
+    """The run with only these policies (ids), layers and requests; None: all. Raises WrongUse when one of them has no rows in it."""
+    wanted = {"policy": policies, "layer": layers, "request": requests}
+    given = {name: list(x) for name, x in wanted.items() if x is not None}
+    if not given:
+        return run
+    there = run.heads.select(pl.col(n).unique().sort().implode() for n in given).collect().row(0, named=True)
+    for name, asked in given.items():
+        missing = [str(x) for x in asked if x not in there[name]]
+        if missing or not asked:
+            known, option = ", ".join(map(str, there[name])), {"policy": "--policies"}.get(name, f"--{name}s")
+            raise WrongUse(f"{run.path}: no rows of {name} {', '.join(missing)}; {option} takes some of {known}")
+    kept = [pl.col(n).is_in(x) for n, x in given.items()]
+    frames = {name: frame.filter(kept) for name, frame in run.tables.items()}
+    if frames["heads"].head(1).collect().is_empty():
+        raise WrongUse(f"{run.path}: no rows of these policies, layers and requests together; leave one of the options out")
+    about = dict(run.about)
+    for key, name in (("noise_floor", "layer"), ("noise_floor", "request"), ("requests", "request")):
+        if name in given and isinstance(about.get(key), list):
+            about[key] = [r for r in about[key] if r.get(name) in given[name]]
+    mine = given.get("policy")
+    return RunTables(run.path, about, tuple(p for p in run.policies if mine is None or p.id in mine), frames)
 
 
 def _check_files(path: Path, about: dict[str, Any]) -> None:

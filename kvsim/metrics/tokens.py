@@ -7,8 +7,8 @@ import polars as pl
 TIERS = ("held, full precision", "held, coded", "only on the host", "gone for good")
 
 
-def held_by_step(ledger: pl.LazyFrame, together: int = 1) -> pl.DataFrame:
-    """-> policy, step, part (one of TIERS), order, tokens: means per kv head, after the step; a step's parts sum to what is visible."""
+def held_by_step(ledger: pl.LazyFrame, together: int = 1, *by: str) -> pl.DataFrame:
+    """-> policy, `by`, step, part (one of TIERS), order, tokens: means per kv head, after the step; a step's parts sum to what is visible."""
     sizes = {
         TIERS[0]: pl.col("full_tokens"),
         TIERS[1]: pl.col("quant_tokens"),
@@ -16,11 +16,11 @@ def held_by_step(ledger: pl.LazyFrame, together: int = 1) -> pl.DataFrame:
         TIERS[3]: pl.col("evicted_tokens"),
     }
     return (
-        ledger.group_by("policy", (pl.col("step") // together * together).alias("step"))
+        ledger.group_by("policy", *by, (pl.col("step") // together * together).alias("step"))
         .agg(x.cast(pl.Float64).mean().alias(name) for name, x in sizes.items())
-        .unpivot(index=["policy", "step"], variable_name="part", value_name="tokens")
+        .unpivot(index=["policy", *by, "step"], variable_name="part", value_name="tokens")
         .with_columns(order=pl.col("part").replace_strict({n: i for i, n in enumerate(TIERS)}, return_dtype=pl.Int8))
-        .sort("policy", "step", "order")
+        .sort("policy", *by, "step", "order")
         .collect()
     )
 
@@ -28,18 +28,20 @@ def held_by_step(ledger: pl.LazyFrame, together: int = 1) -> pl.DataFrame:
 CHANGES = {"evicted": "evicted", "demoted": "coded", "promoted": "promoted", "requantised": "coded again"}
 
 
-def changes_by_step(events: pl.LazyFrame, together: int = 1) -> pl.DataFrame:
-    """-> policy, step, change (one of the values of CHANGES), tokens: means per kv head; step -1 is the cut after the prompt; sorted.
+def changes_by_step(events: pl.LazyFrame, together: int = 1, *by: str) -> pl.DataFrame:
+    """-> policy, `by`, step, change (one of the values of CHANGES), tokens: means per kv head; step -1 is the cut after the prompt; sorted.
 
     Steps taken together are added up."""
     start = pl.when(pl.col("step") < 0).then(-1).otherwise(pl.col("step") // together * together)
-    per_step = events.group_by("policy", "step").agg(pl.col(n).cast(pl.Float64).mean().alias(said) for n, said in CHANGES.items())
+    per_step = events.group_by("policy", *by, "step").agg(
+        pl.col(n).cast(pl.Float64).mean().alias(said) for n, said in CHANGES.items()
+    )
     return (
-        per_step.group_by("policy", start.alias("step"))
+        per_step.group_by("policy", *by, start.alias("step"))
         .agg(pl.col(*CHANGES.values()).sum())
-        .unpivot(index=["policy", "step"], variable_name="change", value_name="tokens")
+        .unpivot(index=["policy", *by, "step"], variable_name="change", value_name="tokens")
         .filter(pl.col("tokens") > 0)
-        .sort("policy", "step", "change")
+        .sort("policy", *by, "step", "change")
         .collect()
     )
 

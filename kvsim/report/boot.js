@@ -20,6 +20,7 @@
   // One policy in every chart that has a legend of policies; a click on a legend does it for its own chart.
   const chosen = document.getElementById("policy");
   const keep = (view) => {
+    if (!chosen) return;
     const stores = Object.keys(view.getState({ signals: () => false, data: (name) => name === "focus_store" }).data || {});
     const tuple = { unit: "", fields: [{ field: "policy", type: "E" }], values: [chosen.value] };
     if (stores.length) view.data("focus_store", chosen.value ? [tuple] : []).run();
@@ -67,7 +68,7 @@
     redraw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  chosen.addEventListener("change", () => Object.values(state.views).forEach(({ view }) => keep(view)));
+  chosen?.addEventListener("change", () => Object.values(state.views).forEach(({ view }) => keep(view)));
   addEventListener("beforeprint", () => state.drawAll("light"));
 
   // A text that a spreadsheet would take for a formula gets a quote in front.

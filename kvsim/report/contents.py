@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from kvsim.metrics.run import RunTables
 from kvsim.report.html import Section
-from kvsim.report.sections import budget, heads, index, keeping, loss, one_head, steps, traffic, trust
+from kvsim.report.sections import budget, cost, explore, heads, index, keeping, loss, one_head, steps, traffic, trust
+from kvsim.report.sections.cost import Costs
 from kvsim.report.view import View
 
-ORDER = (trust, budget, loss, keeping, heads, steps, traffic, index, one_head)
+ORDER = (trust, explore, budget, loss, keeping, heads, steps, traffic, index, one_head)
 
 
-def sections(run: RunTables, name: str = "") -> list[Section]:
-    """The page of one run; `name` goes before the names of its figures."""
+def sections(run: RunTables, name: str = "", costs: Costs | None = None) -> list[Section]:
+    """The page of one run; `name` goes before the names of its figures. costs: what is known of time, drawn last."""
     view = View.of(run, name)
-    return [module.section(view) for module in ORDER]
+    found = [module.section(view) for module in ORDER]
+    return found if costs is None else [*found, cost.section(view, costs)]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar
 
 import altair as alt
 import jinja2
 import polars as pl
 
+from kvsim.errors import WrongUse
 from kvsim.report import theme
 
 MOST_ROWS = 400  # rows of a data table that the page shows; its download has all
@@ -89,6 +92,23 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section], policie
         heights={name: spec["height"] for name, spec in specs.items()},
         json={"data": _json(data), "specs": _json(specs), "tables": _json(tables), "look": _json(_look())},
     )  # fmt: skip
+
+
+def write_page(
+    out: str | Path, title: str, lead: Sequence[str], sections: Sequence[Section], policies: Sequence[str] = ()
+) -> Path:
+    """The page as a file, there when complete -> its path. Raises WrongUse for a folder."""
+    out = Path(out)
+    if out.is_dir():
+        raise WrongUse(f"{out}: a folder; expected the name of a page, for example {out / 'report.html'}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(out.name + ".partial")
+    try:
+        aside.write_text(render(title, lead, sections, policies), encoding="utf-8")
+        os.replace(aside, out)
+    finally:
+        aside.unlink(missing_ok=True)
+    return out
 
 
 def packed(frame: pl.DataFrame) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,35 +9,31 @@ from kvsim.errors import WrongUse
 from kvsim.metrics.run import RunTables, open_run
 from kvsim.report.contents import sections
 from kvsim.report.export import write_png, write_svg
-from kvsim.report.html import Figure, Section, render
+from kvsim.report.html import Figure, Section, write_page
+from kvsim.report.sections.cost import Costs
 from kvsim.report.view import View
 
 
 def report(
-    run_dirs: str | Path | Sequence[str | Path],
+    runs: str | Path | RunTables | Sequence[str | Path | RunTables],
     out: str | Path = "report.html",
     png: str | Path | None = None,
     svg: str | Path | None = None,
+    costs: Costs | None = None,
 ) -> Path:
-    """One self-contained page of one or several runs -> its path. png, svg: folders for the charts as images.
+    """One self-contained page of one or several runs, or of parts of them (metrics.run.part) -> its path. png, svg: folders for the
+    charts as images. costs: a bill, a cost model and samples, of one run.
 
     Runs are shown one after the other: their numbers never share an axis. Raises BadTrace for what is not a finished run."""
-    dirs = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
-    if not dirs:
+    given = [runs] if isinstance(runs, (str, Path, RunTables)) else list(runs)
+    if not given:
         raise WrongUse("report: no run; expected one or more run directories, as kvsim replay writes them")
-    runs = [open_run(d) for d in dirs]
-    parts = [s for i, run in enumerate(runs) for s in _named(run, i, len(runs))]
-    out = Path(out)
-    if out.is_dir():
-        raise WrongUse(f"report: {out} is a folder; expected the name of a page, for example {out / 'report.html'}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(out.name + ".partial")
-    labels = list(dict.fromkeys(s.label for run in runs for s in View.of(run).look))
-    try:
-        aside.write_text(render(_title(runs), _lead(runs), parts, labels), encoding="utf-8")
-        os.replace(aside, out)
-    finally:
-        aside.unlink(missing_ok=True)
+    if costs is not None and len(given) > 1:
+        raise WrongUse(f"--bill, --model and --samples go with one run, not with {len(given)}: a page for each")
+    opened = [r if isinstance(r, RunTables) else open_run(r) for r in given]
+    parts = [s for i, run in enumerate(opened) for s in _named(run, i, len(opened), costs)]
+    labels = list(dict.fromkeys(s.label for run in opened for s in View.of(run).look))
+    out = write_page(out, _title(opened), _lead(opened), parts, labels)
     figures = [b for s in parts for b in s.blocks if isinstance(b, Figure)]
     if png is not None:
         write_png(figures, Path(png))
@@ -47,9 +42,9 @@ def report(
     return out
 
 
-def _named(run: RunTables, index: int, runs: int) -> list[Section]:
+def _named(run: RunTables, index: int, runs: int, costs: Costs | None) -> list[Section]:
     if runs == 1:
-        return sections(run)
+        return sections(run, costs=costs)
     return [Section(f"{run.path.name}: {s.title}", s.text, s.facts, s.blocks) for s in sections(run, f"run{index + 1}-")]
 
 

@@ -83,12 +83,22 @@ BYTES = {  # of metrics.traffic
     "moved between tiers": FATES["gone for good"],
     "copies on host or disk": FATES["gone for good"],
 }
+INK = ("#1B1F24", "#E6E8EB")  # marks that are not one policy's
+TIMES = {  # of sections.cost
+    "whole step, as measured": INK,
+    "all that is not the cache": UNREAD,
+    "attention": READ,
+    "index: scan and top-k": BYTES["index"],
+    "codes decoded": CODED,
+    "scores looked at": BYTES["attention scores written and read"],
+    "summaries and codes written": BYTES["rows and index written or rebuilt"],
+    "rows moved or fetched": FATES["gone for good"],
+}
 STEPS = (("#1B7F7A", "#3FB5AD"), ("#E69F02", "#F0C33E"), ("#0A3A8E", "#3A6AE8"), ("#CC3312", "#F05A3C"))  # an ordered few
-EVIDENCE = ("#D55E00", "#FF8A3D")
-PICKED = ("#D55E01", "#FF8A3E")
+EVIDENCE = ("#C24F00", "#FF8A3D")
+PICKED = ("#C24F01", "#FF8A3E")
 TICK = ("#8A929B", "#8A929B")  # what stands behind a mark
 NOISE = ("#A9B1BA", "#59636E")  # the noise floor
-INK = ("#1B1F24", "#E6E8EB")  # marks that are not one policy's
 # light -> dark: the page rewrites the colours of a specification with it
 SWAP = dict(
     [
@@ -164,7 +174,10 @@ def prepare(frame: pl.DataFrame) -> pl.DataFrame:
 
     Raises WrongUse for anything else: a chart is drawn from a small frame, so aggregate first."""
     if frame.height > ROW_CAP:
-        raise WrongUse(f"a chart of {frame.height} rows: expected at most {ROW_CAP}; aggregate or sample, and say so")
+        raise WrongUse(
+            f"a chart of {frame.height:,} rows: expected at most {ROW_CAP:,}; aggregate first, as kvsim.metrics.quality does, "
+            "or take a part of the run: metrics.run.part(run, layers=[…]), kvsim report --layers"
+        )
     for name, dtype in frame.schema.items():
         if not name.isidentifier():
             raise WrongUse(f"column {name!r}: expected letters, digits and _, because Vega reads dots and brackets as paths")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 import pytest
 
 from kvsim import tables
-from kvsim.errors import BadTrace
-from kvsim.metrics.run import open_run
+from kvsim.errors import BadTrace, WrongUse
+from kvsim.metrics.run import open_run, part
 from tests.report.runs import H2O, QUEST, edit, write_run
 
 
@@ -78,3 +80,32 @@ def test_a_lost_table_or_column_or_all_rows_are_refused_by_name(path):
     (path / "ledger.parquet").unlink()
     with pytest.raises(BadTrace, match=r"ledger\.parquet: missing"):
         open_run(path)
+
+
+# ---------------------------------------------------------------------------------------------- a part of a run
+def test_a_part_has_the_rows_asked_for_and_no_others(tmp_path):
+    run = open_run(write_run(tmp_path / "run", contexts=2, floor=0.02))
+    mine = part(run, policies=[QUEST], layers=[3], requests=[1])
+    assert [p.id for p in mine.policies] == [QUEST]
+    for name in ("ledger", "heads", "curves", "plans", "evidence"):
+        whole, found = run.tables[name].collect(), mine.tables[name].collect()
+        assert found.equals(whole.filter(policy=QUEST, layer=3, request=1))
+        assert found.height
+    assert [(r["request"], r["layer"]) for r in mine.about["noise_floor"]] == [(1, 3)]
+    assert [r["request"] for r in mine.requests] == [1]
+    assert part(run) is run
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"layers": [99]}, "no rows of layer 99; --layers takes some of 0, 3"),
+        ({"layers": [0, 7, 8]}, "no rows of layer 7, 8; --layers"),
+        ({"requests": [5]}, "no rows of request 5; --requests takes some of 0"),
+        ({"policies": ["none"]}, "no rows of policy none; --policies"),
+        ({"layers": []}, "--layers takes some of 0, 3"),
+    ],
+)
+def test_a_part_that_is_empty_is_refused(tmp_path, asked, said):
+    with pytest.raises(WrongUse, match=re.escape(said)):
+        part(open_run(write_run(tmp_path / "run")), **asked)

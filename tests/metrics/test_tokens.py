@@ -28,6 +28,24 @@ def test_what_is_held_adds_up_to_what_is_visible(run):
     assert found["part"].unique(maintain_order=True).to_list() == list(TIERS)
 
 
+def test_layers_apart_mean_to_all_together(run):
+    each, whole = held_by_step(run.ledger, 1, "layer"), held_by_step(run.ledger)
+    assert each["layer"].n_unique() == 2
+    assert (
+        each.group_by("policy", "step", "part", "order")
+        .agg(pl.col("tokens").mean())
+        .sort("policy", "step", "order")
+        .equals(whole.select("policy", "step", "part", "order", "tokens"))
+    )
+    changes = changes_by_step(run.tables["events"], 1, "layer")
+    assert (
+        changes.group_by("policy", "step", "change")
+        .agg(pl.col("tokens").mean())
+        .sort("policy", "step")
+        .equals(changes_by_step(run.tables["events"]))
+    )
+
+
 def test_host_only_is_what_is_neither_held_nor_gone(run):
     away = run.ledger.with_columns(pl.col("held_tokens") - 5, pl.col("full_tokens") - 5)
     found = held_by_step(away).filter(pl.col("part") == "only on the host")

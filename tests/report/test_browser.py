@@ -14,7 +14,7 @@ from tests.report.conftest import HOSTILE
 pytestmark = pytest.mark.browser
 HERE = {"chromium": shutil.which("chromium"), "chromedriver": shutil.which("chromedriver"), "selenium": find_spec("selenium")}
 MISSING = [name for name, found in HERE.items() if not found]
-HOME = "\ue011"  # the key, as WebDriver writes it
+HOME, TAB, SHIFT = "\ue011", "\ue004", "\ue008"  # keys, as WebDriver writes them
 OFF = os.environ.get("BROWSER") == "0"
 FLAGS = (
     "--headless",
@@ -111,22 +111,115 @@ def test_every_chart_shows_marks(page):
 
 
 def test_a_click_on_the_map_picks_that_head(page):
-    find(page, "#run2-map svg path[aria-label*='query head: 2'][aria-label*='layer: 3']").click()
-    until(page, "JSON.stringify(kvsim.views['run2-map'].view.data('pick_store').map(d => d.values)) === '[[3,2]]'")
-    text = "[...document.querySelectorAll('#run2-map text')].map(t => t.textContent)"
-    until(page, f"{text}.includes('Layer 3, query head 2 under every policy')")
-    assert page.execute_script("return document.querySelector('#run2-map select[name=pick_q_head]').value") == "2"
+    find(page, "#run2-explore svg path[aria-label*='query head: 2'][aria-label*='layer: 3']").click()
+    until(page, "JSON.stringify(kvsim.views['run2-explore'].view.data('pick_store').map(d => d.values)) === '[[2,3]]'")
+    text = "[...document.querySelectorAll('#run2-explore text')].map(t => t.textContent)"
+    until(page, f"{text}.includes('Every policy: layer 3, query head 2')")
+    assert page.execute_script("return document.querySelector('#run2-explore select[name=pick_q_head]').value") == "2"
 
 
 def test_a_menu_picks_a_head_without_a_mouse(page):
-    menu = find(page, "#run2-map select[name=pick_q_head]")
+    menu = find(page, "#run2-explore select[name=pick_q_head]")
     menu.send_keys("1")
-    until(page, "kvsim.views['run2-map'].view.data('pick_store').some(d => d.values[1] === 1)")
+    until(page, "kvsim.views['run2-explore'].view.data('pick_store').some(d => d.values[0] === 1)")
 
 
 def test_the_picked_head_is_drawn_over_the_steps(page):
-    lines = "document.querySelectorAll('#run2-map svg .mark-line path[d]').length"
+    lines = "document.querySelectorAll('#run2-explore svg .mark-line path[d]').length"
     assert page.execute_script(f"return {lines}") >= 6  # a line per policy
+
+
+MARKS = "[...document.querySelectorAll('#run2-explore svg .mark-{} path')].map(p => p.getAttribute('d') + p.getAttribute('fill')).join()"
+TITLES = "[...document.querySelectorAll('#run2-explore svg .role-title-text text')].map(t => t.textContent)"
+
+
+@pytest.mark.parametrize(
+    ("menu", "key", "said"),
+    [
+        ("pick_layer", "0", "layer 0, query head"),
+        ("pick_q_head", "3", ", query head 3"),
+        ("shown", "h2o", "Kept and read by h2o 12"),
+        ("other", "kivi", "second: kivi"),
+        ("at_step", "4", "decode step 4"),
+    ],
+)
+def test_the_keyboard_alone_picks_and_every_panel_follows(page, menu, key, said):
+    """Tab reaches the menu, which shows that it has the focus; typing picks, and the detail is another one."""
+    find(page, "#figure-run2-explore")
+    before = page.execute_script(f"return {MARKS.format('rect')} + {MARKS.format('symbol')}")
+    page.execute_script("document.querySelector('a.csv[data-of=run2-explore]').focus()")
+    names = page.execute_script("return [...document.querySelectorAll('#run2-explore select')].map(s => s.name)")
+    active = page.switch_to.active_element
+    for _ in range(20):  # backwards from what follows the chart
+        active.send_keys(SHIFT + TAB)
+        active = page.switch_to.active_element
+        if active.get_attribute("name") == menu:
+            break
+    assert active.get_attribute("name") == menu, names
+    assert page.execute_script("return getComputedStyle(document.activeElement).outlineStyle") != "none"
+    active.send_keys(key)
+    until(page, f"{TITLES}.some(t => t.includes({said!r}))")
+    until(page, f"{MARKS.format('rect')} + {MARKS.format('symbol')} !== {before!r}")
+    assert severe(page) == []
+
+
+def test_every_menu_and_every_figure_has_a_name(page):
+    """A label for each control, a description for each drawing, a heading for each figure."""
+    unnamed = page.execute_script(
+        "return [...document.querySelectorAll('select, input')].filter(s => !s.labels.length || !s.labels[0].textContent.trim()).length"
+    )
+    assert unnamed == 0
+    figures = page.execute_script(
+        "return [...document.querySelectorAll('figure')].filter(f => !document.getElementById(f.getAttribute('aria-labelledby'))).length"
+    )
+    assert figures == 0
+    described = page.execute_script("return new Set([...document.querySelectorAll('svg.marks')].map(s => s.ariaLabel)).size")
+    assert described > 25  # different ones: the page has two runs
+
+
+def test_the_page_is_small(page):
+    """The charts' script is there once; two runs of some thirty charts each stay under the bound of one."""
+    size = page.execute_script("return document.documentElement.outerHTML.length")
+    drawn = page.execute_script("return [...document.querySelectorAll('.chart')].reduce((n, c) => n + c.innerHTML.length, 0)")
+    script = page.execute_script("return [...document.scripts].filter(s => !s.type).map(s => s.textContent.length)")
+    assert size - drawn < 6_000_000
+    assert len(script) == 2
+    assert max(script) < 1_100_000
+
+
+def test_text_is_readable_in_light_and_in_dark(page):
+    """4.5 to 1 and more (WCAG AA) between the letters of page and charts and what is behind them."""
+    for colours in ("light", "dark"):
+        if page.execute_script("return document.getElementById(kvsim.names[0]).dataset.drawn") != colours:
+            find(page, "#theme").click()
+        until(page, drawn(colours))
+        fills = page.execute_script(
+            "return [...new Set([...document.querySelectorAll('svg.marks text')].map(t => t.getAttribute('fill')))]"
+        )
+        ground = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+        texts = page.execute_script(
+            "return [...document.querySelectorAll('h1, p, figcaption, td, th, label, :not(.vega-actions) > a, .data > summary')].map(e => getComputedStyle(e).color)"
+        )
+        weak = {t for t in {*filter(None, fills), *texts} if contrast(rgb(t), rgb(ground)) < 4.5}
+        assert weak == set()
+
+
+def rgb(text):
+    """#RRGGBB or rgb(r, g, b)."""
+    if text.startswith("#"):
+        return [int(text[i : i + 2], 16) for i in (1, 3, 5)]
+    return [int(x) for x in text[text.index("(") + 1 :].rstrip(")").split(",")[:3]]
+
+
+def contrast(a, b):
+    """WCAG 2.2, 1.4.3."""
+
+    def luminance(colour):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in colour)]
+        return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_a_click_on_the_legend_keeps_one_policy(page):

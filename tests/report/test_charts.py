@@ -11,10 +11,11 @@ import polars as pl
 import pytest
 
 from kvsim.metrics.run import open_run
+from kvsim.metrics.run import part as part_of
 from kvsim.report import theme
 from kvsim.report.contents import sections
 from kvsim.report.html import Figure
-from kvsim.report.sections import heads, index, keeping, loss, one_head, steps, traffic, trust
+from kvsim.report.sections import explore, heads, index, keeping, loss, one_head, steps, traffic, trust
 from kvsim.report.theme import ROW_CAP
 from kvsim.report.view import View
 from tests.report.conftest import CASES
@@ -24,11 +25,12 @@ ALWAYS = {
     "quality-tokens",
     "quality-bytes",
     "memory",
+    "pareto",
     "fate",
     "often",
     "found",
     "layers",
-    "map",
+    "explore",
     "miss",
     "drift",
     "bytes",
@@ -90,7 +92,7 @@ def test_charts_are_described_sized_and_unconfigured(drawn, case):
 
 def test_a_run_has_every_chart_that_its_tables_can_draw(drawn):
     assert all(drawn[case].keys() >= ALWAYS for case in CASES if case != "nothing said")
-    assert ALWAYS - drawn["nothing said"].keys() == {"memory"}  # nobody said how many bytes a row has
+    assert ALWAYS - drawn["nothing said"].keys() == {"memory", "pareto"}  # nobody said how many bytes a row has
     assert len(drawn["plain"]) >= 29
     assert drawn["plain"].keys() - drawn["bare"].keys() == {
         *("contexts", "below", "asked", "shared", "blame", "coding", "bits", "evidence", "steps", "held", "changes", "scattered"),
@@ -246,20 +248,43 @@ def cap(monkeypatch):
 def test_a_run_too_large_to_draw_is_aggregated_and_says_so(runs, cap):
     view = View.of(open_run(runs["plain"]))
     cap(190)
-    for module in (heads, steps, one_head, loss, keeping, traffic, index):
+    for module in (explore, heads, steps, one_head, loss, keeping, traffic, index):
         assert all(0 < rows(spec) <= 190 for spec in specifications([module.section(view)]).values())
     cap(54)
     assert "Each point is 2 steps together" in captions(steps.section(view))["steps"]
     cap(40)
-    assert "it has 5 of 6 policies; without random_read 8" in captions(heads.section(view))["map"]
+    assert "it has 5 of 6 policies; without random_read 8" in captions(explore.section(view))["explore"]
 
 
 def test_too_many_heads_are_taken_together_and_say_so(tmp_path, cap):
     path = write_run(tmp_path / "wide", policies=(FULL,))
     cap(7)
-    part = heads.section(View.of(open_run(path)))
-    assert "Query heads are taken 2 by 2" in captions(part)["map"]
-    assert rows(specifications([part])["map"]) == 4
+    part = explore.section(View.of(open_run(path)))
+    assert "Query heads are taken 2 by 2" in captions(part)["explore"]
+    assert rows(specifications([part])["explore"]) <= 8
+
+
+def test_positions_of_more_heads_than_fit_are_left_out_and_say_so(runs, monkeypatch):
+    """8 heads of 6 policies: the heads with the largest error stay, and the others say which option shows them."""
+    monkeypatch.setattr(explore, "LETTERS", 6 * 3 * 8)
+    monkeypatch.setattr(explore, "GRIDS", ((96, 48), (2, 3)))
+    figure = explore.section(View.of(open_run(runs["plain"]))).blocks[0]
+    assert "Positions are here for 8 of 8 heads" not in figure.caption
+    monkeypatch.setattr(explore, "LETTERS", 6 * 3 * 3)
+    figure = explore.section(View.of(open_run(runs["plain"]))).blocks[0]
+    assert "Positions are here for 3 of 8 heads" in figure.caption
+    data = figure.spec["datasets"].values()
+    assert sorted(len(d) for d in data if "cells" in d[0]) == [3 * 6]
+    assert sum(row["said"].endswith("kvsim report --layers shows its layer") for d in data for row in d if "said" in row) == 5
+
+
+def test_a_run_without_plans_says_whose_pages_are_not_known(runs):
+    figure = explore.section(View.of(open_run(runs["roles, no plans"]))).blocks[0]
+    told = [row["policy"] for d in figure.spec["datasets"].values() for row in d if "said" in row]
+    assert sorted(told) == ["kivi", "oracle 8", "quest 8", "random_read 8"]  # the others read all that they hold
+    alone = explore.section(View.of(part_of(open_run(runs["roles, no plans"]), policies=[QUEST]))).blocks[0]
+    assert "kvsim replay --plans does" in alone.caption
+    assert not any("cells" in d[0] for d in alone.spec["datasets"].values())
 
 
 def test_too_many_steps_are_sampled_and_say_so(tmp_path):

@@ -118,7 +118,8 @@ def test_prepare_makes_numbers_that_json_can_hold():
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (pl.DataFrame({"a": range(theme.ROW_CAP + 1)}), "5001 rows: expected at most 5000"),
+        (pl.DataFrame({"a": range(theme.ROW_CAP + 1)}), "5,001 rows: expected at most 5,000; aggregate first"),
+        (pl.DataFrame({"a": range(1_000_000)}), "1,000,000 rows: .* kvsim report --layers"),
         (pl.DataFrame({"a.b": [1]}), "'a.b'"),
         (pl.DataFrame({"a": [[1]]}), "List"),
         (pl.DataFrame({"a": [1]}).cast(pl.Decimal(10, 2)), "Decimal"),

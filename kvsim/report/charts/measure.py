@@ -45,6 +45,7 @@ MEASURES = {
     "page_recall10": Measure("the 10 best pages", "share", ".1%"),
     "read_churn": Measure("tokens read that changed since the step before", "share", ".1%", "churn of what is read"),
     "resident_share": Measure("memory on the device (of full attention)", "number", ".1%", "memory"),
+    "read_share": Measure("bytes read (of full attention)", "number", ".1%", "bytes read"),
     "share": Measure("bytes read and written (of full attention's reads)", "number", ".1%", "of full attention"),
     "bytes": Measure("read and written per KV head and step (bytes, log scale)", "bytes", ",.0f", "bytes"),
     "missed": Measure("dense attention mass on evicted tokens", "number", ".2%"),

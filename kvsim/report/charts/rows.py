@@ -13,6 +13,7 @@ from kvsim.report.charts.measure import MEASURES, layered, noise, other, quantit
 from kvsim.report.theme import TICK, Style
 
 ROW = 22  # pixels of one policy
+FORMS = {"mass": ".2%", "ms": ".3~g"}  # of what is stacked; else a whole number
 ERRORS = "Dot: the mean error. Bar: the 95th percentile of heads. Cross: the worst head."
 READING = "Dot: the mean. Bar: the 5th percentile of heads, of output error the 95th. Cross: the worst head."
 
@@ -67,7 +68,7 @@ def stacked(parts: pl.DataFrame, x: alt.X, colours: dict[str, tuple[str, str]], 
     there = set(parts.filter(pl.col(field) > 0)["part"])
     domain = [p for p in colours if p in there]
     columns = 3 if sum(map(len, domain)) > 80 else len(domain)
-    said = ["policy:N", "part:N", alt.Tooltip(f"{field}:Q", format=".2%" if field == "mass" else ",.0f")]
+    said = ["policy:N", "part:N", alt.Tooltip(f"{field}:Q", format=FORMS.get(field, ",.0f"))]
     return (
         alt.Chart(theme.prepare(parts.filter(pl.col("part").is_in(domain))))
         .mark_bar()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from kvsim.metrics.budget import by_budget
-from kvsim.metrics.quality import MEASURES
+from kvsim.metrics.quality import MEASURES, quality
 from kvsim.metrics.roles import ALL_STEPS
 from kvsim.metrics.spread import MEAN, SUFFIX, by_statistic, spread
 from kvsim.metrics.tokens import asked_and_got
@@ -13,6 +13,7 @@ from kvsim.metrics.traffic import traffic
 from kvsim.report import facts, theme
 from kvsim.report.charts.asked import asked_against_used
 from kvsim.report.charts.budget import below_the_mean, memory_saved, pages_shared, quality_against
+from kvsim.report.charts.pareto import SAID, held_against_read
 from kvsim.report.html import Figure, Section
 from kvsim.report.view import LEGEND, STATISTICS, View
 
@@ -22,7 +23,14 @@ def section(view: View) -> Section:
     return Section(
         "What a budget buys",
         ("Recall never stands alone here: output error and evidence recall stand beside it.",),
-        blocks=[*_quality(view, curves), *_below(view, curves), *_memory(view), *_asked(view), *_shared(view, curves)],
+        blocks=[
+            *_quality(view, curves),
+            *_below(view, curves),
+            *_memory(view),
+            *_pareto(view),
+            *_asked(view),
+            *_shared(view, curves),
+        ],
     )
 
 
@@ -93,6 +101,23 @@ def _memory(view: View) -> list[Figure]:
             "memory", "What does the memory saved cost?", how, chart, data, [STATISTICS, facts.TELLING, LEGEND], clickable=True
         )
     ]
+
+
+def _pareto(view: View) -> list[Figure]:
+    moved = traffic(view.run.ledger, view.run.layers)
+    if moved["resident_share"].is_null().any():
+        return []
+    moved = moved.select("policy", "resident_share", "read_share")
+    data = view.labelled(quality(view.run.heads).join(moved, on="policy", how="left", maintain_order="left")).select(
+        "policy", *SAID
+    )
+    how = (
+        "Bytes that stay on the device across, bytes read up, both against full attention, logarithmic. Large: what loses little enough by the "
+        "menus. The line joins those of which no other holds and reads less."
+    )
+    notes = ["Bytes read: K and V rows, index, scales and scores, all decode steps.", LEGEND]
+    title = "Which policies hold and read least, and lose little enough?"
+    return [view.figure("pareto", title, how, held_against_read(data, view.look), data, notes, clickable=True)]
 
 
 def _asked(view: View) -> list[Figure]:

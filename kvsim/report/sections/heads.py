@@ -17,13 +17,11 @@ from kvsim.metrics.spread import SUFFIX, by_statistic, spread
 from kvsim.report import facts, theme
 from kvsim.report.charts.heads import evidence_heads, miss_against_error
 from kvsim.report.charts.layers import MEASURES, by_layer
-from kvsim.report.charts.map import layer_head_map
 from kvsim.report.charts.overlap import pages_alike, pages_reused
 from kvsim.report.charts.profile import read_by_position
 from kvsim.report.html import Figure, Section, Table
 from kvsim.report.view import LEGEND, STATISTICS, View
 
-SERIES = 40_000  # values of the step series of the map
 TOP = 12  # heads that look at the evidence
 CELLS, PAGE = 160, 16  # the profile: most cells across, tokens that a cell is a multiple of
 
@@ -34,7 +32,6 @@ def section(view: View) -> Section:
         ("Attention is unequal: a few heads carry the retrieval, and a mean over heads hides what happens to them.",),
         blocks=[
             *_layers(view),
-            *_map(view),
             *_evidence(view),
             *_through(view),
             *_miss(view),
@@ -53,58 +50,6 @@ def _layers(view: View) -> list[Figure]:
     notes = [*few, *(["Grey: the p95 of the model's own rounding in that layer."] if known.height else [])]
     chart = by_layer(data, known, view.look)
     return [view.figure("layers", "Which layers lose?", how, chart, data, [STATISTICS, *notes, LEGEND], clickable=True)]
-
-
-def _map(view: View) -> list[Figure]:
-    group, heads = 1, view.run.heads.select("layer", "q_head").unique().collect()
-    while heads.select("layer", pl.col("q_head") // group).n_unique() > theme.ROW_CAP:
-        group *= 2
-    many = heads.select("layer", pl.col("q_head") // group).n_unique()
-    fit = view.look[: theme.ROW_CAP // many]
-    head = (pl.col("q_head") // group * group).alias("q_head")
-    keep = view.run.heads.filter(pl.col("policy").is_in([s.policy for s in fit]))
-    cells = view.labelled(quality(keep, "layer", head))
-    cells = cells.select("policy", "layer", "q_head", "rel_l2", "missed_mass", "evidence_recall", "mass_recall")
-    series, steps, highest, together = _series(view, keep, head, many * len(fit))
-    cells = cells.join(view.labelled(series), on=["policy", "layer", "q_head"], how="left", maintain_order="left")
-    how = (
-        "Colour: output error of each query head under one policy. The framed head is shown under every policy beside the map, and at every "
-        "decode step below it."
-    )
-    notes = [
-        "Menus choose the policy of the map and the head; a click on the map does too.",
-        "Missed mass: dense attention mass on tokens that were evicted or not read.",
-    ]
-    if together > 1:
-        notes.append(f"Each point below is {together} steps together.")
-    if group > 1:
-        notes.append(f"Query heads are taken {group} by {group}, named by the first.")
-    if len(fit) < len(view.look):
-        rest = ", ".join(s.label for s in view.look[len(fit) :])
-        notes.append(f"To stay readable it has {len(fit)} of {len(view.look)} policies; without {rest}.")
-    chart = layer_head_map(cells, steps, highest, fit, view.floor)
-    title = "Which heads lose, and is it the same ones under every policy?"
-    return [view.figure("map", title, how, chart, cells.drop("errors", "recalls"), notes, clickable=True)]
-
-
-def _series(view: View, heads: pl.LazyFrame, head: pl.Expr, cells: int) -> tuple[pl.DataFrame, list[int], float, int]:
-    """-> policy, layer, q_head, errors, recalls (values at each step, as text); the steps; the largest error; how many steps one value
-    stands for."""
-    there = heads.select(pl.col("step").unique().sort()).collect()["step"]
-    together = max(1, -(-len(there) * cells // SERIES))
-    step = pl.col("step") // together * together
-    found = quality(heads, "layer", head, step.alias("step"))
-    steps = found["step"].unique().sort().to_list()
-    told = {"errors": ("rel_l2", 3), "recalls": ("evidence_recall", 2)}
-    text = [
-        pl.col(m).round_sig_figs(digits).cast(pl.String).fill_null("").str.join(" ").alias(name)
-        for name, (m, digits) in told.items()
-    ]
-    grid = pl.DataFrame({"step": steps}, schema={"step": found.schema["step"]})
-    keys = found.select("policy", "layer", "q_head").unique(maintain_order=True)
-    full = keys.join(grid, how="cross").join(found, on=["policy", "layer", "q_head", "step"], how="left", maintain_order="left")
-    wide = full.group_by("policy", "layer", "q_head", maintain_order=True).agg(text)
-    return wide, steps, theme.ends(found["rel_l2"], (1.0, 1.0))[1], together
 
 
 def _evidence(view: View) -> list[Figure]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import polars as pl
 
 from kvsim.metrics.age import by_age
 from kvsim.metrics.quality import quality
 from kvsim.metrics.spread import SUFFIX, by_statistic, spread, spread_of
 from kvsim.metrics.tokens import changes_by_step, held_by_step
-from kvsim.report import facts
+from kvsim.report import facts, theme
 from kvsim.report.charts.age import loss_by_age
 from kvsim.report.charts.steps import evidence_by_step, measures_by_step
 from kvsim.report.charts.tiers import changes_over_time, held_over_time
 from kvsim.report.html import Figure, Section
 from kvsim.report.view import LEGEND, STATISTICS, View
 
+ALL = "all layers"
 DRIFT = ("rel_l2", "mass_evicted", "mass_unread", "far_recall")
 
 
@@ -94,12 +98,13 @@ def _age(view: View) -> list[Figure]:
 
 
 def _held(view: View) -> list[Figure]:
-    together = view.together(4)
-    held = view.labelled(held_by_step(view.run.ledger, together))
+    together = _apart(view, 2)
+    held = _by_layers(view, partial(held_by_step, view.run.ledger, together))
     moved = set(held.filter(pl.col("order") > 0, pl.col("tokens") > 0)["policy"])
     if not moved:
         return []
     data = held.filter(pl.col("policy").is_in(list(moved)))
+    data = data.filter(pl.col("tokens").max().over("policy", "part") > 0)
     how = (
         "Tokens per KV head after each step, by what holds them; the parts add up to what dense attention sees. What is gone for good cannot "
         "be read at any later step, whatever the query."
@@ -110,8 +115,8 @@ def _held(view: View) -> list[Figure]:
 
 
 def _changes(view: View) -> list[Figure]:
-    together = view.together(4)
-    data = view.labelled(changes_by_step(view.run.tables["events"], together))
+    together = _apart(view, 2)
+    data = _by_layers(view, partial(changes_by_step, view.run.tables["events"], together))
     later = data.filter(pl.col("step") >= 0)
     if later.is_empty():
         return []
@@ -119,13 +124,28 @@ def _changes(view: View) -> list[Figure]:
         "Tokens per KV head that each step evicted, coded or promoted, after its attention. Regular bars are a policy that works in batches; "
         "each chart has its own scale."
     )
-    first = data.filter(pl.col("step") < 0).select("policy", "change", "tokens")
+    first = data.filter(pl.col("step") < 0, pl.col("layers") == ALL).select("policy", "change", "tokens")
     cut = [f"{policy}: {tokens:,.0f} {change}" for policy, change, tokens in reversed(first.rows())]
     notes = [f"Not drawn, because it would hide the rest: the cut after the prompt ({'; '.join(cut)})."] if cut else []
     chart = changes_over_time(later, view.of_label(later["policy"]))
     notes += view.without(later, "nothing that it holds changes after the prompt")
     title = "When are tokens evicted, coded or promoted?"
     return [view.figure("changes", title, how, chart, data, [*notes, *_taken(together)])]
+
+
+def _by_layers(view: View, found: Callable[..., pl.DataFrame]) -> pl.DataFrame:
+    """What a function of metrics.tokens finds in all layers together, and in each where there are several, as column `layers`."""
+    whole = found().with_columns(layers=pl.lit(ALL))
+    each = found("layer").with_columns(layers=pl.format("layer {}", "layer"))
+    several = each["layer"].n_unique() > 1
+    return view.labelled(pl.concat([whole, each.select(whole.columns)]) if several else whole)
+
+
+def _apart(view: View, parts: int) -> int:
+    """How many steps one point stands for, so that layers × steps × `parts` of one policy fit into a chart."""
+    heads = view.run.heads.select(pl.col("step").n_unique(), pl.col("layer").n_unique()).collect()
+    steps, layers = heads.row(0)
+    return int(max(1, -(-steps * (layers + 1) * parts // theme.ROW_CAP)))
 
 
 def _taken(together: int) -> list[str]:
