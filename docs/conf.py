@@ -14,7 +14,14 @@ version = release
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "README*.md", "CONTRIBUTING.md", "analyses/*/README.md", "traces/README.md", "changes/README.md"]
+include_patterns = [
+    "docs/**.md",
+    "README*.md",
+    "CONTRIBUTING.md",
+    "analyses/*/README.md",
+    "traces/README.md",
+    "changes/README.md",
+]
 exclude_patterns = [".*", "build", "kvsim", "tests"]
 highlight_language = "none"  # indented blocks are commands and their output; fences name theirs
 

@@ -26,12 +26,12 @@ def _kib(x: float) -> str:
 
 POLICIES: tuple[Column, ...] = (
     ("mass", "mass_recall", _three),
-    ("p5", "mass_recall_p5", _three),
+    ("mass p5", "mass_recall_p5", _three),
     ("far", "far_recall", _three),
     ("evidence", "evidence_recall", _three),
     ("error", "rel_l2", _three),
     ("tokens", "read_tokens", "{:.0f}".format),
-    ("p99", "read_tokens_p99", "{:.0f}".format),
+    ("tokens p99", "read_tokens_p99", "{:.0f}".format),
     ("read KiB", "read_bytes", _kib),
     ("away KiB", "away_bytes", _kib),
     ("held KiB", "resident_bytes", _kib),
@@ -100,7 +100,9 @@ def _options(p: argparse.ArgumentParser) -> None:
     what.add_argument(
         "-t", "--target", metavar="TARGET", help="the smallest read budget of each layer that reaches it: mass=0.95, far=0.99, …"
     )
-    what.add_argument("--evidence", action="store_true", help="when each layer first reads evidence, and how much (needs --plans)")
+    what.add_argument(
+        "--evidence", action="store_true", help="when each layer first reads evidence, and how much (needs --plans)"
+    )
     p.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -42,14 +42,18 @@ def reached(run: RunTables, measure: str, x: float) -> pl.DataFrame:
     """-> policy, layer, pages, tokens, bytes, value: the smallest read budget from which on the layer keeps `measure` at x or better (rel_l2:
     at most x), all its heads, steps and contexts together; pages is null where no budget does. Policies without curves have no rows."""
     better = pl.col("value") <= x if measure == "rel_l2" else pl.col("value") >= x
-    every_budget = [] if measure == "rel_l2" else [pl.lit(None, pl.Float32).alias("rel_l2_mean")]  # errors are known on a grid of budgets
+    every_budget = (
+        [] if measure == "rel_l2" else [pl.lit(None, pl.Float32).alias("rel_l2_mean")]
+    )  # errors are known on a grid of budgets
     whole, found = run.tables["curves"].with_columns(every_budget), []
     for layer in run.heads.select(pl.col("layer").unique().sort()).collect()["layer"]:
         of = pl.col("layer") == layer
         curves = by_budget(whole.filter(of), run.heads.filter(of), run.ledger.filter(of), most=1_000_000)
         curves = curves.filter(pl.col("statistic") == MEAN, pl.col("role") == ALL_STEPS).with_columns(value=measure)
         last_short = pl.col("pages").filter(~better.fill_null(value=False)).max().fill_null(0)
-        first = curves.filter(pl.col("pages") > last_short.over("policy")).group_by("policy").agg(pl.all().sort_by("pages").first())
+        first = (
+            curves.filter(pl.col("pages") > last_short.over("policy")).group_by("policy").agg(pl.all().sort_by("pages").first())
+        )
         every = curves.select("policy").unique().join(first, on="policy", how="left")
         found.append(every.select("policy", pl.lit(layer).alias("layer"), "pages", "tokens", "bytes", "value"))
     return _in_order(run, pl.concat(found), "layer") if found else pl.DataFrame()
@@ -59,8 +63,15 @@ def arrivals(run: RunTables) -> pl.DataFrame:
     """evidence and heads -> policy, layer, span, step, steps, dense, recall: the first decode step at which a query head of the layer reads
     a token of the span (null: none does), the share of steps at which one does, the mean dense mass on it, and the share of that which
     was read (a ratio of sums). Only of policies replayed with plans."""
-    seen = run.tables["evidence"].group_by("policy", "request", "layer", "span", "step").agg(
-        hit=(pl.col("read") > 0).any(), dense=pl.col("dense").cast(pl.Float64).sum(), read=pl.col("read").cast(pl.Float64).sum(), n=pl.len()
+    seen = (
+        run.tables["evidence"]
+        .group_by("policy", "request", "layer", "span", "step")
+        .agg(
+            hit=(pl.col("read") > 0).any(),
+            dense=pl.col("dense").cast(pl.Float64).sum(),
+            read=pl.col("read").cast(pl.Float64).sum(),
+            n=pl.len(),
+        )
     )
     found = seen.group_by("policy", "layer", "span").agg(
         pl.col("step").filter("hit").min().alias("step"),
