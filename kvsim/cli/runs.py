@@ -18,9 +18,10 @@ SWEEP = ("workers", "memory", "engine", "scheduler", "max_tasks", "strict", "dry
 def demo(args: argparse.Namespace) -> None:
     from tempfile import TemporaryDirectory
 
-    from kvsim.replay.demo import bundled, suppliable
+    from kvsim.replay.demo import suppliable
     from kvsim.replay.run import replay
     from kvsim.report.page import report
+    from kvsim.trace.bundled import bundled
     from kvsim.trace.open import open_trace
 
     trace = open_trace(args.trace or bundled())

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import polars as pl
-
 from kvsim.cli.parsing import Commands
 from kvsim.cli.printing import print_json
 from kvsim.errors import WrongUse
@@ -72,19 +70,18 @@ def show(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"rows": found.to_dicts()})
         return
-    if "role" in by:
-        found = found.with_columns(pl.col("role").cast(pl.Int64).replace_strict(ROLES, return_dtype=pl.String))
-    for line in _lines(found, by, columns):
+    rows = [r | ({"role": ROLES[r["role"]]} if "role" in r else {}) for r in found.to_dicts()]
+    for line in _lines(rows, by, columns):
         print(line)
 
 
-def _lines(found: pl.DataFrame, by: list[str], columns: tuple[Column, ...]) -> Iterator[str]:
+def _lines(found: list[dict[str, Any]], by: list[str], columns: tuple[Column, ...]) -> Iterator[str]:
     """A heading, then a row a line: the policy's label and `by` to the left, numbers to the right."""
     from kvsim.report.names import labels
 
-    label = labels(found["policy"].to_list())
-    rows = [[label[r["policy"]], *(f"{b} {r[b]}" for b in by)] for r in found.to_dicts()]
-    told = [[NOTHING if r[name] is None else write(r[name]) for _, name, write in columns] for r in found.to_dicts()]
+    label = labels(r["policy"] for r in found)
+    rows = [[label[r["policy"]], *(f"{b} {r[b]}" for b in by)] for r in found]
+    told = [[NOTHING if r[name] is None else write(r[name]) for _, name, write in columns] for r in found]
     wide = [max(len(row[i]) for row in rows) for i in range(1 + len(by))]
     heads = [heading for heading, _, _ in columns]
     room = [max(len(x) for x in (heads[i], *(row[i] for row in told))) for i in range(len(heads))]
