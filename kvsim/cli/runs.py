@@ -30,7 +30,7 @@ def demo(args: argparse.Namespace) -> None:
         complain(f"left out: {line}")
     with TemporaryDirectory(prefix="kvsim-demo-") as folder, progress_bar() as progress:
         run = replay(trace, chosen, Path(folder) / "demo", plans=True, explain=True, baselines=True, progress=progress)
-        print(report(run.path, args.out))
+        print(report(run.path, args.out, png=args.png))
 
 
 def replay_(args: argparse.Namespace) -> int:
@@ -82,6 +82,7 @@ def report_(args: argparse.Namespace) -> None:
 def _demo_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("trace", nargs="?", metavar="TRACE", help="another trace than the bundled one")
     p.add_argument("-o", "--out", default="demo.html", metavar="FILE", help="the page (default: demo.html)")
+    p.add_argument("--png", metavar="DIR", help="also write every chart as an image there")
 
 
 def _replay_options(p: argparse.ArgumentParser) -> None:
