@@ -11,11 +11,12 @@ project = "kvsim"
 copyright = "the authors of kvsim, Apache-2.0"
 version = release
 
-extensions = ["myst_parser"]
+extensions = ["myst_nb"]
 myst_heading_anchors = 4
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
+    "docs/*.ipynb",
     "README*.md",
     "CONTRIBUTING.md",
     "analyses/*/README.md",
@@ -23,11 +24,17 @@ include_patterns = [
     "changes/README.md",
 ]
 exclude_patterns = [".*", "build", "kvsim", "tests"]
+nb_execution_mode = "force"  # a notebook is run when the site is built, in a folder that does not stay
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
 highlight_language = "none"  # indented blocks are commands and their output; fences name theirs
 
 html_theme = "furo"
 html_title = f"kvsim {release}"
-html_extra_path = ["site"]  # index.html, which leads to the first page
+html_static_path = ["site/style.css"]
+html_css_files = ["style.css"]
+html_extra_path = ["site/index.html"]  # index.html, which leads to the first page
 html_copy_source = False
 
 
