@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.shown import ROOT, Step, alike, inside, run, steps
+from tools.shown import ROOT, STEP, Step, alike, inside, run, steps
 
 PAGES = {"docs/cost.md": 4, "docs/what-if.md": 23}  # and how many commands each shows, so that none is passed over
 
@@ -36,6 +36,13 @@ def test_the_readme_runs_in_an_empty_folder(tmp_path, capsys):
 
 def test_the_chinese_readme_runs_the_same():
     assert steps((ROOT / "README.zh-CN.md").read_text()) == steps((ROOT / "README.md").read_text())
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/tutorial.md"])
+def test_what_is_not_run_is_how_to_install(page):
+    rest = STEP.sub("", (ROOT / page).read_text())
+    assert "```" not in rest
+    assert [line for line in rest.splitlines() if line.startswith("    ") and not line.startswith("    pip install ")] == []
 
 
 def test_commands_of_a_page_are_found_in_order():
