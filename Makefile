@@ -42,8 +42,10 @@ lint: .venv/ready  ## ruff (rules and format), and who may import whom
 types: .venv/ready  ## mypy, strict on kvsim/
 	@$(BIN)/mypy --no-error-summary
 
-docs: .venv/ready  ## links, commands and policies of the docs
-	@$(BIN)/python -m pytest -q tests/test_docs.py
+docs: .venv/docs  ## the site in build/docs, warnings as errors; links, commands, policies and columns of the docs, and what they print
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/docs
+	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_shown.py
+	@echo build/docs/index.html
 
 bench: .venv/peers  ## races against other people's code (installs torch, for this verb only)
 	@$(BIN)/python benchmarks/run.py
@@ -96,6 +98,10 @@ study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/len
 
 .venv/peers: .venv/ready
 	@$(INSTALL) -e '.[peers]'
+	@touch $@
+
+.venv/docs: .venv/ready
+	@$(INSTALL) -e '.[docs]'
 	@touch $@
 
 .venv/cluster: .venv/ready

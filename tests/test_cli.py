@@ -13,8 +13,9 @@ import pytest
 
 import kvsim
 from kvsim import cli
-from kvsim.replay.demo import POLICIES, bundled, suppliable
+from kvsim.replay.demo import POLICIES, suppliable
 from kvsim.synth.generate import synthesize
+from kvsim.trace.bundled import NAMES, bundled
 
 ROOT = Path(__file__).parents[1]
 QUEST = "quest(read=pages(2), page=8)"
@@ -135,9 +136,19 @@ def test_demo_says_which_policies_a_trace_cannot_have(tmp_path):
 
 def test_the_bundled_trace_has_all_that_the_demo_needs(monkeypatch, tmp_path):
     assert suppliable(kvsim.open_trace(bundled()))[1] == []
-    monkeypatch.setattr("kvsim.replay.demo.kvsim.__file__", str(tmp_path / "kvsim" / "__init__.py"))
+    monkeypatch.setattr("kvsim.trace.bundled.kvsim.__file__", str(tmp_path / "kvsim" / "__init__.py"))
     with pytest.raises(kvsim.errors.BadTrace, match="kvsim demo TRACE"):
         bundled()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bundled_trace_goes_by_its_name_where_nothing_else_has_it(name, kvsim_, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert kvsim.open_trace(name).path == bundled(name)
+    assert kvsim_("trace", "check", name)[0] == 0
+    (tmp_path / name).mkdir()
+    with pytest.raises(kvsim.errors.BadTrace, match="neither manifest"):
+        kvsim.open_trace(name)
 
 
 # ------------------------------------------------------------------------------------------------ trace

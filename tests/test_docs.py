@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import json
 import re
 import sys
 import textwrap
@@ -10,7 +12,9 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
+import altair as alt
 import pytest
 
 from kvsim import cli, tables
@@ -76,6 +80,59 @@ def test_every_column_of_a_run_is_defined(table):
     assert not set(tables.RUN_TABLES[table].names) - set(re.findall(r"\w+", section))
 
 
+KEYS = {
+    "policy",
+    "request",
+    "layer",
+    "kv_head",
+    "q_head",
+    "role",
+    "step",
+    "pos",
+    "span",
+    "set",
+    "dense",
+    "asked_unit",
+    "page_size",
+    "key_dim",
+    "key_age",
+}
+
+
+@pytest.mark.parametrize("table", tables.RUN_TABLES)
+def test_every_number_of_a_run_has_a_formula(table):
+    text = (DOCS / "definitions.md").read_text()
+    short = {
+        prefix + s for prefix, many in re.findall(r"`(\w+)_\w+`((?:, `_\w+`)+)", text) for s in re.findall(r"`(_\w+)`", many)
+    }
+    known = set(re.findall(r"\w+", text)) | short
+    assert not sorted(set(tables.RUN_TABLES[table].names) - KEYS - known)
+
+
+def test_the_modules_that_definitions_name_are_there():
+    named = re.findall(r"`(kvsim/[\w/]+(?:\.py|/))`", (DOCS / "definitions.md").read_text())
+    assert named
+    assert not [n for n in named if not (ROOT / n).exists()]
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    cells = json.loads((DOCS / "charts.ipynb").read_text())["cells"]
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {}
+    drawn = []
+    for cell in (c for c in cells if c["cell_type"] == "code"):
+        *body, last = ast.parse("".join(cell["source"])).body
+        exec(compile(ast.Module(body, []), "cell", "exec"), known)
+        if isinstance(last, ast.Expr):
+            drawn.append(eval(compile(ast.Expression(last.value), "cell", "eval"), known))
+        else:
+            exec(compile(ast.Module([last], []), "cell", "exec"), known)
+    charts = [d for d in drawn if hasattr(d, "to_dict") and hasattr(d, "mark") | hasattr(d, "hconcat") | hasattr(d, "layer")]
+    assert len(charts) == 3
+    assert all(c.to_dict()["$schema"] for c in charts)
+    alt.renderers.enable("default")
+
+
 def test_every_column_of_a_trace_is_defined():
     text = (DOCS / "trace-format.md").read_text()
     schemas = [
@@ -123,18 +180,15 @@ def code(page: Path, has: str) -> str:
     return textwrap.dedent(next(b for b in blocks if has in b))
 
 
+def fenced(page: Path, has: str) -> str:
+    """The fenced block of Python of a page that holds this text."""
+    return next(b for b in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) if has in b)
+
+
 def test_the_policy_of_the_docs_passes_the_conformance_suite(tmp_path):
-    (tmp_path / "last_look.py").write_text(code(DOCS / "policies.md", "class last_look"))
+    (tmp_path / "last_look.py").write_text(fenced(DOCS / "guides" / "policy.md", "class last_look"))
     found = load_file(tmp_path / "last_look.py")
     assert check_policy(found["last_look"](hold=tokens(12))) == []
-
-
-def test_the_first_what_if_runs(tmp_path, monkeypatch, capsys):
-    (tmp_path / "traces").symlink_to(ROOT / "traces")
-    monkeypatch.chdir(tmp_path)
-    exec(code(ROOT / "README.md", "kvsim.replay("))
-    printed = capsys.readouterr().out
-    assert all(column in printed for column in ("resident_bytes", "rel_l2", "evidence"))
 
 
 def test_the_study_of_the_docs_runs(tmp_path, capsys):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim import __version__
-from kvsim.cli import advice, author, cost, live, policies, reading, runs, traces
+from kvsim.cli import advice, author, cost, live, policies, reading, runs, show, traces
 from kvsim.cli.codes import DONE, FAILED, INTERRUPTED, UNCALIBRATED, WRONG_USE
 from kvsim.cli.parsing import Commands, Parser
 from kvsim.cli.printing import complain
@@ -41,7 +41,7 @@ def commands() -> list[str]:
 
 COMMANDS: Commands = {
     words: command
-    for module in (runs, traces, live, reading, advice, policies, author, cost)
+    for module in (runs, traces, live, show, reading, advice, policies, author, cost)
     for words, command in module.COMMANDS.items()
 }
 

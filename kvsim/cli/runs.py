@@ -19,9 +19,10 @@ SWEEP = ("workers", "memory", "engine", "scheduler", "max_tasks", "strict", "dry
 def demo(args: argparse.Namespace) -> None:
     from tempfile import TemporaryDirectory
 
-    from kvsim.replay.demo import bundled, suppliable
+    from kvsim.replay.demo import suppliable
     from kvsim.replay.run import replay
     from kvsim.report.page import report
+    from kvsim.trace.bundled import bundled
     from kvsim.trace.open import open_trace
 
     trace = open_trace(args.trace or bundled())
@@ -30,7 +31,7 @@ def demo(args: argparse.Namespace) -> None:
         complain(f"left out: {line}")
     with TemporaryDirectory(prefix="kvsim-demo-") as folder, progress_bar() as progress:
         run = replay(trace, chosen, Path(folder) / "demo", plans=True, explain=True, baselines=True, progress=progress)
-        print(report(run.path, args.out))
+        print(report(run.path, args.out, png=args.png))
 
 
 def replay_(args: argparse.Namespace) -> int:
@@ -102,6 +103,7 @@ def _costs(args: argparse.Namespace) -> Any:
 def _demo_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("trace", nargs="?", metavar="TRACE", help="another trace than the bundled one")
     p.add_argument("-o", "--out", default="demo.html", metavar="FILE", help="the page (default: demo.html)")
+    p.add_argument("--png", metavar="DIR", help="also write every chart as an image there")
 
 
 def _replay_options(p: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from kvsim.cost.serving import (
     Memory,
     batches,
     beyond,
+    filled,
     longest,
     most_requests,
     recovery,
@@ -79,7 +80,10 @@ def serve(model: CostModel, heads: Geometry, asked: Asked) -> dict[str, Any]:
     out: dict[str, Any] = {"usable_bytes": memory.usable if memory else None, "batch": asked.batch, "rows": rows}
     if asked.lengths:
         out["mix"] = [
-            {"policy": name} | batches(engine, p, asked.lengths, asked.bucket) | _share(asked.lengths, rows, name)
+            {"policy": name}
+            | batches(engine, p, asked.lengths, asked.bucket)
+            | (filled(engine, p, asked.lengths, memory) if memory else {})
+            | _share(asked.lengths, rows, name)
             for name, p in zip(names, policies, strict=True)
         ]
     if asked.prefix:
@@ -128,6 +132,12 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{m['policy']:{wide}}  mix: {told}" + (
             f"  beyond its crossover {share['requests']:.0%} of requests" if share else ""
         )
+    for m in found.get("mix", []):
+        if m.get("tpot_us_p50"):
+            at = "≥ " if m["floor"] else ""
+            p50, p99 = (at + seconds(m[k]) for k in ("tpot_us_p50", "tpot_us_p99"))
+            most = f"{m['requests_p50']} requests, in 1 batch of 100 at most {m['requests_p1']}"
+            yield f"{m['policy']:{wide}}  memory filled from the mix: {most}; a token {p50}, p99 {p99}"
     if "prefix" in found:
         once, each = (seconds(found["prefix"][k]) for k in ("read_once", "read_by_each"))
         yield (

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from kvsim.cost.heads import Geometry
 from kvsim.cost.launches import Kernels, Launch, table
 from kvsim.cost.plain import Fixed, resident_bytes, row_bytes, step
@@ -140,6 +142,24 @@ def batches(engine: Engine, policy: Fixed, lengths: Sequence[int], bucket: int =
     rounded = [-(-n // bucket) * bucket for n in lengths]
     found = engine.step_us([(policy, lengths), (policy, rounded), (policy, [max(lengths)] * len(lengths))])
     return dict(zip(("ragged", "bucketed", "padded"), found, strict=True))
+
+
+def filled(
+    engine: Engine, policy: Fixed, lengths: Sequence[int], memory: Memory, draws: int = 500, seed: int = 0
+) -> dict[str, Any]:
+    """Batches of requests drawn from the mix, one after the other, until the next does not fit -> requests_p50, requests_p1 (percentiles over
+    batches); tpot_us_p50, tpot_us_p99 (over requests, a token takes its batch's step; null where none fits); floor: a part of a step is
+    known from below only."""
+    size = {n: resident(policy, engine.heads, [n]) for n in set(lengths)}
+    rng, most = np.random.default_rng(seed), memory.usable // min(size.values())
+    drawn = [rng.choice(lengths, size=most + 1).tolist() for _ in range(draws)]
+    kept = [d[: int(np.searchsorted(np.cumsum([size[n] for n in d]), memory.usable, side="right"))] for d in drawn]
+    many = np.array([len(d) for d in kept])
+    times = engine.times([step(policy, engine.heads, d, engine.how) for d in kept if d])
+    tpot = np.repeat([t["step_us"] for t in times], many[many > 0])
+    found: dict[str, Any] = {f"requests_p{p}": int(np.percentile(many, p, method="lower")) for p in (50, 1)}
+    found |= {f"tpot_us_p{p}": float(np.percentile(tpot, p)) if len(tpot) else None for p in (50, 99)}
+    return found | {"floor": any(t["high_us"] is None for t in times)}
 
 
 def beyond(lengths: Sequence[int], tokens: int | None) -> dict[str, float]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import kvsim
-from kvsim.errors import BadTrace, WrongUse
+from kvsim.errors import WrongUse
 from kvsim.replay.asked import resolve
 from kvsim.replay.needs import check_needs
 from kvsim.trace.open import Trace
@@ -21,15 +18,6 @@ POLICIES = (
     "kivi(bits=2, group=32, residual=32)",
     "h2o(hold=share(0.5)) >> quest(read=share(0.1))",
 )
-
-
-def bundled() -> Path:
-    """The trace that kvsim brings along: inside the package, or beside it in a checkout. Raises BadTrace when neither is there."""
-    package = Path(kvsim.__file__).parent
-    for home in (package / "_traces", package.parent / "traces"):
-        if (home / "smollm2-needle" / "manifest.json").is_file():
-            return home / "smollm2-needle"
-    raise BadTrace(f"{package}: the bundled trace is missing; install kvsim again, or name a trace: kvsim demo TRACE")
 
 
 def suppliable(trace: Trace) -> tuple[list[str], list[str]]:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
 from kvsim.geometry import Layer, Request, rope_problem
-from kvsim.places import file_hash, names_in, place
+from kvsim.places import file_hash, names_in
 from kvsim.trace.bits import widen
+from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Listing, Segment, list_files, read_columns, read_journal
 from kvsim.trace.open import Lane, Trace, open_trace
 from kvsim.trace.reference import attend
@@ -33,7 +34,7 @@ STEPS = 16  # attended at a time
 def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
     """One line for each problem: hashes first, then files and every value of every (request, layer). Nothing: the trace is sound."""
     try:
-        altered = list(_altered(list_files(place(path), allow_partial)))
+        altered = list(_altered(list_files(trace_place(path), allow_partial)))
         yield from altered
         if altered:
             return

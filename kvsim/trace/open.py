@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
 from kvsim.geometry import ITEMSIZE, Layer, Request
-from kvsim.places import place
 from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, kv_schema, q_schema
 from kvsim.trace.bits import Raw
+from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
@@ -148,12 +148,12 @@ class Trace:
 
 
 def open_trace(path: str | Path | S3Path, allow_partial: bool = False) -> Trace:
-    """The trace in a folder or at s3://BUCKET/PREFIX: metadata, sizes, columns and positions checked; values are checked when a lane is
-    read.
+    """The trace in a folder, at s3://BUCKET/PREFIX, or bundled under a name: metadata, sizes, columns and positions checked; values are
+    checked when a lane is read.
 
     A trace whose capture did not complete is refused, or with `allow_partial` read up to the last position and query that every
     captured layer has; requests whose prompt is not whole are left out. Raises BadTrace."""
-    root = place(path)
+    root = trace_place(path)
     folder = open_folder(list_files(root, allow_partial))
     described = read_rows(folder.of("requests"), REQUESTS)
     if folder.partial:  # a capture describes a request anew as it ends

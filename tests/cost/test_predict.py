@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -243,14 +240,3 @@ def test_explain(call, bars):
 def test_weights_count_in_memory_and_in_the_rest(model):
     [row] = whatif(read_model(model), GQA, WhatIf(["full()"], [4096], weights_bytes=10**9))
     assert row["grade"] == "calibrated"  # a measured rest goes before the weights
-
-
-def test_the_docs_print_what_the_commands_print(call, tmp_path):
-    (tmp_path / "kvsim").symlink_to(Path(kvsim.cost.__file__).parents[1])
-    text = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
-    shown = re.findall(r"^    \$ kvsim (.*)\n((?:    (?!\$ ).*\n)*)", text, re.MULTILINE)
-    assert [words.split()[1] for words, _ in shown] == ["fit", "whatif", "serve", "explain"]
-    for words, said in shown:
-        code, out, _ = call(*shlex.split(words))
-        assert code == 0
-        assert out.splitlines() == textwrap.dedent(said).splitlines()

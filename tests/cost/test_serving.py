@@ -25,6 +25,7 @@ from kvsim.cost.serving import (
     beyond,
     break_even,
     crossover,
+    filled,
     longest,
     most_requests,
     recovery,
@@ -117,6 +118,20 @@ def test_ragged_is_at_most_bucketed_is_at_most_padded(engine):
     assert found["padded"] == engine.step_us([(Fixed(), [30000] * 3)])[0]
     alike = batches(engine, Fixed(), [4096, 4096], bucket=4096)
     assert alike["ragged"] == alike["bucketed"] == alike["padded"]
+
+
+def test_batches_drawn_from_a_mix_fill_the_memory(engine):
+    memory = Memory(30e9, share=1.0)
+    n = most_requests(Fixed(), engine.heads, 5000, memory)
+    alike = filled(engine, Fixed(), [5000, 5000], memory, draws=3)
+    assert (alike["requests_p50"], alike["requests_p1"]) == (n, n)
+    assert alike["tpot_us_p50"] == alike["tpot_us_p99"] == engine.step_us([(Fixed(), [5000] * n)])[0]
+    mixed = filled(engine, Fixed(), [1000, 5000], memory, draws=40)
+    fewest, most = (most_requests(Fixed(), engine.heads, length, memory) for length in (5000, 1000))
+    assert fewest <= mixed["requests_p1"] < mixed["requests_p50"] <= most
+    assert mixed["tpot_us_p50"] < mixed["tpot_us_p99"]
+    assert filled(engine, Fixed(), [1000, 5000], memory, draws=40) == mixed
+    assert filled(engine, Fixed(), [10**8], memory, draws=2)["tpot_us_p50"] is None
 
 
 def test_a_mix_beyond_a_length():

@@ -176,3 +176,15 @@ def test_pages_that_could_be_read_and_those_read_by_rule():
     assert (whole["read_pages"] == whole["held_pages"]).all()
     assert f"{16 / 100 / (8 - 16 / 100):.4f}" == "0.0204"
     assert "s = .16, .0204" in TEXT
+
+
+def test_by_class_and_beside_an_oracle(quest):
+    tables = run(example(), STREAMING, explain=True)
+    last = {name: column[-1] for name, column in tables["by_tier"].items()}
+    held, own = ([float(last[f"{kind}_{c}"]) for c in ("sinks", "recent", "full", "coded", "host")] for kind in ("held", "own"))
+    assert np.allclose(held, [0.30, 0.40, 0, 0, 0])
+    assert np.allclose(own, [0.30 / 0.70, 0.40 / 0.70, 0, 0, 0])
+    told("`held_sinks`", *held, 0.30)
+    told("`own_sinks`", *own)
+    told("`mass_evicted_prefill`", tables["heads"]["mass_evicted_prefill"][-1])
+    told("`oracle_recall`", quest["heads"]["oracle_recall"][-1], quest["heads"]["oracle_held_recall"][-1])
