@@ -17,10 +17,11 @@ from analyses import words
 from analyses.contexts import ROOT, forget, of_paths
 from analyses.page import write
 from analyses.question import Numbers, Question, contexts_of, part_of
+from analyses.reckoning import Reckoning
 from kvsim.errors import KvsimError, WrongUse
 
 
-def questions(names: Sequence[str]) -> list[Question]:
+def questions(names: Sequence[str]) -> list[Question | Reckoning]:
     """By the folders' names; all without one. Raises WrongUse."""
     there = sorted(f.parent.name for f in (ROOT / "analyses").glob("*/question.py"))
     if lost := [n for n in names if n not in there]:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if args.fresh:
         forget()
     try:
-        return max(answer(q, args) for q in questions(args.question))
+        return max((reckon if isinstance(q, Reckoning) else answer)(q, args) for q in questions(args.question))
     except KvsimError as e:
         print(f"analyses: {e}", file=sys.stderr)
         return 2 if isinstance(e, WrongUse) else 1
@@ -78,6 +79,24 @@ def answer(q: Question, args: argparse.Namespace) -> int:
     if len(moved) > 20:
         print(f"and {len(moved) - 20} more", file=sys.stderr)
     return 1 if moved else 0
+
+
+def reckon(q: Reckoning, args: argparse.Namespace) -> int:
+    """Worked out again and held against its README, or written to it."""
+    if args.trace:
+        say(f"{q.name}: needs no trace")
+        return 0
+    readme, text = q.folder / "README.md", q.block()
+    if args.write:
+        readme.write_text(words.rewritten(readme.read_text("utf-8"), text), encoding="utf-8")
+    out = args.out or ROOT / "build" / f"{q.name}.html"
+    q.page(out, png=args.png)
+    print(text)
+    say(f"wrote {out}")
+    if text in readme.read_text("utf-8"):
+        return 0
+    say(f"{readme} does not say what is worked out today; {q.command} --write")
+    return 1
 
 
 def say(line: str) -> None:

@@ -50,6 +50,12 @@ class Context:
         """At most `most` of those captured, evenly spread, the first and the last among them."""
         return spread([x.id for x in self.trace.captured_layers], self.most)
 
+    @property
+    def inner(self) -> list[int]:
+        """The captured layers a third and two thirds deep: what costly questions are measured on."""
+        ids = [x.id for x in self.trace.captured_layers]
+        return sorted({ids[len(ids) // 3], ids[max(0, 2 * len(ids) // 3 - 1)]})
+
     def replay(self, policies: Mapping[str, Any], **options: Any) -> Tables:
         """Policies (expressions) by the names that charts and figures call them by -> the tables of their run. options: those of kvsim.replay;
         by default the context's layers, and all steps of a role with few, every seventh of one with many."""
