@@ -129,7 +129,8 @@ CLAIMS = [
         number=gain("gap of 0.5"),
         claimed=(0.0, math.inf),
         so="a rule on the gap changes the mass that is read by {} against a fixed budget of as many pages.",
-        if_not="a rule on the gap changes the mass that is read by {} against a fixed budget of as many pages: where it saves, it loses more than it wins "
+        if_not="a rule on the gap changes the mass that is read by {} against a fixed budget of as many pages: where it saves, it loses "
+        "more than it wins "
         "where it spends.",
         form="+.1%",
     ),
@@ -139,7 +140,8 @@ CLAIMS = [
         number=gain("top_p 0.95"),
         claimed=(0.0, math.inf),
         so="top_p changes the mass that is read by {} against a fixed budget of as many pages.",
-        if_not="top_p changes the mass that is read by {} against a fixed budget of as many pages: bounds are loose by different amounts from head to "
+        if_not="top_p changes the mass that is read by {} against a fixed budget of as many pages: bounds are loose by different amounts "
+        "from head to "
         "head, and it believes them.",
         form="+.1%",
     ),

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-from analyses.contexts import ROOT
 from analyses.reckoning import AT_LEAST, AT_MOST, Sum
+from analyses.saving.model import QUEST, step
 from kvsim.codecs.minmax import minmax
 from kvsim.cost import claims
-from kvsim.cost.heads import geometry
-from kvsim.cost.model import calibrate
-from kvsim.cost.whatif import Asked, whatif
 
 DIM = 128
 
 
-@cache
-def predicted(weights: str) -> dict[str, Any]:
-    """Quest's step at 32K with 2048 tokens over full attention's, from the six full-cache bars of its figure 10."""
-    model = calibrate([ROOT / "kvsim/cost/published/quest-figure-10.csv"])
-    asked = Asked(("quest(read=tokens(2048), dense_layers=2)",), contexts=(32768,), variants=(weights,))
-    return dict(whatif(model, geometry("meta-llama/Llama-2-7b-hf"), asked)[0]["speedup"])
-
-
 def of_papers() -> list[Sum]:
     rho = 1 / 16 + 2048 / 32768
-    attention = {w: predicted(w) for w in ("FP16", "AWQ")}
+    attention = {w: step(QUEST, 32768, w)["speedup"] for w in ("FP16", "AWQ")}
     kivi = minmax(2, "tokens", 32), minmax(2, "channels", 32)
     number = sum(x.layout(DIM)[0] for x in kivi) / (2 * DIM) + 8 * (kivi[0].layout(DIM)[1] / 32 + kivi[1].layout(DIM)[1]) / (
         2 * DIM
