@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
 
 from analyses.contexts import Context, Tables
-from analyses.figures import Claim, Draws, Figures, mean, rows, share
+from analyses.figures import Claim, Draws, Figures, at_least, mean, rows, share
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
 
@@ -23,6 +22,7 @@ RULES = {
     "80 % of the mass proved": "quest(read=mass(eps=0.2))",
 }
 RULE, HEADS, ALL = "the rule", "fixed for each head", "fixed for all"
+BEYOND = "mass beyond a fixed budget"
 COVERED = 0.9  # of the mass: below it a head's step has read too little
 UNIT = ["role", "layer", "q_head"]
 PAGES = ("pages read", "p99 over the mean", "busiest head", "reads all")
@@ -79,7 +79,15 @@ def equal(heads: pl.DataFrame, curves: pl.DataFrame) -> pl.DataFrame:
             by = {RULE: r["mass_recall"], HEADS: np.interp(r["read_pages"], x, y), ALL: np.interp(mean_pages, x, y)}
             found += [(role, policy, line, float(value)) for line, value in by.items()]
     table = pl.DataFrame(found, schema=["role", "at", "line", "mass"], orient="row")
-    return rows(table, {"mass read": mean("mass")}, line="line")
+    read = rows(table, {"mass read": mean("mass")}, line="line")
+    return pl.concat([read, beyond(read)])
+
+
+def beyond(read: pl.DataFrame) -> pl.DataFrame:
+    """Rows of mass read, less that by as many pages for all: in whole heads, as both have the same."""
+    ours = read.filter(pl.col("line") == ALL).select("role", "at", less="top")
+    other = read.filter(pl.col("line") != ALL).join(ours, on=["role", "at"], maintain_order="left")
+    return other.select("role", pl.lit(BEYOND).alias("figure"), "line", "at", pl.col("top") - pl.col("less"), "below")
 
 
 def told(seen: Tables) -> pl.DataFrame:
@@ -118,7 +126,7 @@ CLAIMS = [
         notes="a small gap of scores at the budget says that more pages would be worth it (on Quest, 3.2).",
         of="share of pairs in which the head's step that read too little has the smaller gap (half is chance)",
         number=lambda f: f("told by the gap", "quest"),
-        claimed=(0.5, 1.0),
+        claimed=at_least(0.5),
         so="of two steps of heads, the one that read less than 90 % of the mass has the smaller gap in {} of pairs: better than chance, "
         "and no oracle.",
         if_not="the gap does not tell who read too little ({} of pairs).",
@@ -127,7 +135,7 @@ CLAIMS = [
         notes="so a budget that depends on the gap is better spent (on Quest, 3.2).",
         of="mass read with a gap of 0.5, less that with as many pages for all",
         number=gain("gap of 0.5"),
-        claimed=(0.0, math.inf),
+        claimed=at_least(0),
         so="a rule on the gap changes the mass that is read by {} against a fixed budget of as many pages.",
         if_not="a rule on the gap changes the mass that is read by {} against a fixed budget of as many pages: where it saves, it loses "
         "more than it wins "
@@ -138,7 +146,7 @@ CLAIMS = [
         notes="an estimate of the mass from scores may stop instead (after Twilight's top-p; the notes on Quest, 3.2, ask for calibration).",
         of="mass read with top_p 0.95, less that with as many pages for all",
         number=gain("top_p 0.95"),
-        claimed=(0.0, math.inf),
+        claimed=at_least(0),
         so="top_p changes the mass that is read by {} against a fixed budget of as many pages.",
         if_not="top_p changes the mass that is read by {} against a fixed budget of as many pages: bounds are loose by different amounts "
         "from head to "
@@ -157,7 +165,7 @@ CLAIMS = [
         notes="a lower mean does not mean a lower far end (on Quest, 3.2).",
         of="99th percentile of pages read over the mean, top_p 0.95",
         number=read("p99 over the mean", "top_p 0.95"),
-        claimed=(2.0, math.inf),
+        claimed=at_least(2),
         so="the far end of top_p reads {} times the mean.",
         if_not="the far end of top_p reads {} times the mean.",
         form=".1f",
@@ -166,7 +174,7 @@ CLAIMS = [
         notes="and work is uneven within a step (on Quest, 3.2).",
         of="pages of the busiest head of a step over the mean head's, top_p 0.95",
         number=read("busiest head", "top_p 0.95"),
-        claimed=(1.5, math.inf),
+        claimed=at_least(1.5),
         so="the busiest head of a step reads {} times what the mean head does: what a kernel of one shape waits for.",
         if_not="the busiest head of a step reads {} times what the mean head does.",
         form=".1f",
@@ -175,7 +183,7 @@ CLAIMS = [
         notes="proofs by bounds read nearly everything when bounds are loose (on Quest, 3.2).",
         of="of all pages, those read until the 10 best tokens are proved",
         number=read("pages read", "10 best tokens proved"),
-        claimed=(0.9, 1.0),
+        claimed=at_least(0.9),
         so="proving the 10 best tokens reads {} of the pages.",
         if_not="proving the 10 best tokens reads {} of the pages.",
         form=".0%",
@@ -184,7 +192,7 @@ CLAIMS = [
         notes="a probability bound mostly reads everything, too, and may find a few easy queries (on Quest, 3.2).",
         of="of the steps of heads, those that read every page until 80 % of the mass is proved",
         number=read("reads all", "80 % of the mass proved"),
-        claimed=(0.5, 1.0),
+        claimed=at_least(0.5),
         so="proving 80 % of the mass reads every page at {} of the steps.",
         if_not="proving 80 % of the mass reads every page at {} of the steps, and nearly all of them at the others.",
         form=".0%",
@@ -194,7 +202,10 @@ PLACES = list(RULES)
 
 
 def _mass(frame: pl.DataFrame) -> object:
-    y = {"mass read": axis("dense mass read", 0.6, 1, ".0%")}
+    y = {
+        "mass read": axis("dense mass read", 0, 1, ".0%"),
+        BEYOND: axis("mass beyond a fixed budget of as many pages", form="+.1%"),
+    }
     return sweep(frame, y, "rule", styled([RULE, HEADS, ALL]), "Mass read by rules and by fixed budgets.", PLACES, joined=False)
 
 
@@ -236,7 +247,7 @@ QUESTION = Question(
             "At as many pages, does a rule read more?",
             "Fixed for each head: the mean of its own pages at every step. Fixed for all: the mean over heads. Not drawn: full attention, "
             "which reads everything.",
-            ["mass read"],
+            ["mass read", BEYOND],
             _mass,
         ),
         Chart(

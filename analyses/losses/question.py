@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import polars as pl
 
 from analyses.contexts import Context, Tables
-from analyses.figures import Claim, Draws, Figures, mean, rows
+from analyses.figures import Claim, Draws, Figures, at_least, mean, rows
 from analyses.measures import lost
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
@@ -83,7 +82,7 @@ CLAIMS = [
         notes="evicting first and reading a part of the rest does not unite what is good of both (on reading and evicting, 3).",
         of="mass read by quest over everything, less that by quest over what h2o held",
         number=lambda f: f("mass recall", "everything", "chain") - f("mass recall", "h2o", "chain"),
-        claimed=(0.0, math.inf),
+        claimed=at_least(0),
         so="behind h2o, the same reads find {} of the mass less.",
         if_not="behind h2o the same reads find no less.",
     ),
@@ -93,7 +92,7 @@ CLAIMS = [
         number=lambda f: (
             f("mass lost", "h2o", "evicted") / (f("mass recall", "everything", "chain") - f("mass recall", "h2o", "chain"))
         ),
-        claimed=(0.5, 1.0),
+        claimed=at_least(0.5),
         so="most of what the chain loses beyond quest alone is what was evicted.",
         if_not="only {} of what the chain loses beyond quest alone was evicted: an oracle would still find the rest in what is held; the "
         "index, which ranks a page by its best key however few keys it holds, does not.",
@@ -119,7 +118,7 @@ CLAIMS = [
         notes="a tier of codes loses less than eviction before the same reads (on QEvict, 3).",
         of="mass read behind QEvict, less that behind h2o",
         number=lambda f: f("mass recall", "QEvict", "chain") - f("mass recall", "h2o", "chain"),
-        claimed=(0.0, math.inf),
+        claimed=at_least(0),
         so="behind QEvict the same reads find {} of the mass more than behind h2o.",
         if_not="behind QEvict the same reads find no more than behind h2o.",
     ),
@@ -134,7 +133,7 @@ CLAIMS = [
         notes="heavy hitters find what a window of recent tokens cannot (on reading and evicting, 2).",
         of="output error of recent tokens alone over that of heavy hitters and recent tokens, as many slots",
         number=pooled("recent", "heavy + recent"),
-        claimed=(1.0, math.inf),
+        claimed=at_least(1),
         so="recent tokens alone have {} times the error of heavy hitters and recent ones.",
         if_not="recent tokens (with 4 sinks) have {} times the error of heavy hitters and recent ones: hardly anything but sinks and "
         "recent text is read here.",
@@ -144,7 +143,7 @@ CLAIMS = [
         notes="pools may be steadier than one pool with as many slots (on reading and evicting, 5).",
         of="output error of heavy hitters alone over that of heavy hitters, recent tokens and sinks",
         number=pooled("heavy", "heavy + recent + sinks"),
-        claimed=(1.0, math.inf),
+        claimed=at_least(1),
         so="one pool of heavy hitters has {} times the error of three pools.",
         if_not="one pool of heavy hitters has {} times the error of three pools.",
         form=".2f",
@@ -164,7 +163,7 @@ CLAIMS = [
         number=lambda f: (
             f("evidence recall", "and the evidence", "pools") - f("evidence recall", "heavy + recent + sinks", "pools")
         ),
-        claimed=(0.0, math.inf),
+        claimed=at_least(0),
         so="with its own slots {} more of the attention on the evidence is read.",
         if_not="slots of its own bring no more of the evidence.",
         cells="needle",

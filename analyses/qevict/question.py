@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +9,7 @@ import polars as pl
 
 import kvsim
 from analyses.contexts import Context, Tables
-from analyses.figures import Claim, Draws, Figures, mean, rows, share
+from analyses.figures import Claim, Draws, Figures, at_least, at_most, mean, rows, share
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
 
@@ -176,8 +175,6 @@ def tier(figure: str, name: str, window: int = 8) -> Callable[[Figures], Draws]:
     return lambda f: f(figure, name, window)
 
 
-MORE, FEWER = (0.0, math.inf), (-math.inf, 0.0)
-ABOVE_1, BELOW_1 = (1.0, math.inf), (0.0, 1.0)
 ANSWER = "answer"
 CLAIMS = [
     Claim(
@@ -185,7 +182,7 @@ CLAIMS = [
         "3; they evict 64.8 % and 35.7 %).",
         of="mass on evicted tokens with two tiers, less that with three, windows of 8",
         number=less(tier("missed", TWO), tier("missed", THREE)),
-        claimed=MORE,
+        claimed=at_least(0),
         so="three tiers miss {} of the mass less than two.",
         if_not="three tiers do not miss less than two.",
         cells=ANSWER,
@@ -194,7 +191,7 @@ CLAIMS = [
         notes="and so they are closer to full attention (on QEvict, 6).",
         of="output error with three tiers over that with two, windows of 8",
         number=over(tier("output error", THREE), tier("output error", TWO)),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="their output error is {} times that of two tiers.",
         if_not="their output error is {} times that of two tiers: what is reached again is worth less than what its 2 bits put on the rest.",
         form=".2f",
@@ -204,7 +201,7 @@ CLAIMS = [
         notes="windows of 8 instead of tokens lower the missed mass (on QEvict, 3; their comparison changes tiers and windows together).",
         of="mass missed with windows of 8 over that with tokens, two tiers",
         number=over(tier("missed", TWO, 8), tier("missed", TWO, 1)),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="with two tiers, windows alone lower the missed mass to {} times.",
         if_not="with two tiers windows miss {} times the mass that single tokens do: it was the codes that lowered it.",
         form=".2f",
@@ -214,7 +211,7 @@ CLAIMS = [
         notes="the same, with codes.",
         of="mass missed with windows of 8 over that with tokens, three tiers",
         number=over(tier("missed", THREE, 8), tier("missed", THREE, 1)),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="with three tiers windows of 8 miss {} times the mass of tokens: scales of a window of one token cost more than the token.",
         if_not="with three tiers windows of 8 miss {} times the mass of tokens.",
         form=".2f",
@@ -224,7 +221,7 @@ CLAIMS = [
         notes="windows of 8 make the choice more than ten times as stable (on QEvict, 3: churn 0.017 and 0.0012).",
         of="churn of the full tier with windows of 8 over that with tokens, two tiers",
         number=over(tier("churn", TWO, 8), tier("churn", TWO, 1)),
-        claimed=(0, 0.1),
+        claimed=at_most(0.1),
         so="churn falls to {} of that of tokens.",
         if_not="churn with windows of 8 is {} of that of tokens, not a tenth.",
         form=".2f",
@@ -234,7 +231,7 @@ CLAIMS = [
         notes="and windows of 32 are too coarse: churn rises again (on QEvict, 3).",
         of="churn with windows of 32 over that with windows of 8, three tiers",
         number=over(tier("churn", THREE, 32), tier("churn", THREE, 8)),
-        claimed=ABOVE_1,
+        claimed=at_least(1),
         so="churn with windows of 32 is {} times that with 8.",
         if_not="churn with windows of 32 is {} times that with 8.",
         form=".2f",
@@ -254,7 +251,7 @@ CLAIMS = [
         notes="scores by codes agree with those by full keys, cosine 0.9824 (on QEvict, 3).",
         of="cosine of the attention that windows get with keys as decoded and as captured",
         number=lambda f: f("score cosine", "deployed"),
-        claimed=(0.98, 1.0),
+        claimed=at_least(0.98),
         so="scores by codes agree with those by full keys, cosine {}.",
         if_not="scores by codes agree less with those by full keys, cosine {}.",
         form=".4f",
@@ -264,7 +261,7 @@ CLAIMS = [
         notes="what matters changes more online than it really does: recurrence 6.18 % against an oracle's 0.98 % (on QEvict, 3).",
         of="share of dormant windows that come back at a cut, less that of an oracle by attention since the last cut",
         number=lambda f: f("recurrence", "deployed") - f("recurrence", "oracle_interval"),
-        claimed=MORE,
+        claimed=at_least(0),
         so="windows come back more often than an oracle by recent attention would have them.",
         if_not="windows come back less often ({}) than an oracle by recent attention would have them: sums that never fade hold on "
         "to what they have.",
@@ -278,7 +275,7 @@ CLAIMS = [
             over(error("eviction, QEvict's scores", "5 %"), error("QEvict", "5 %")),
             over(error("eviction, QEvict's scores"), error("QEvict")),
         ),
-        claimed=MORE,
+        claimed=at_least(0),
         so="the lead in output error grows as the budget shrinks.",
         if_not="the lead in output error shrinks with the budget: scales and protected tokens take a growing part of it.",
         form="+.2f",
@@ -288,7 +285,7 @@ CLAIMS = [
         notes="at matched bytes it beats the best eviction (on QEvict, 6).",
         of="output error of H2O at 20 % over QEvict's",
         number=over(error("eviction, H2O"), error("QEvict")),
-        claimed=ABOVE_1,
+        claimed=at_least(1),
         so="H2O has {} times its error.",
         if_not="H2O, which only evicts, has {} times its error.",
         form=".2f",
@@ -298,7 +295,7 @@ CLAIMS = [
         notes="and quantisation at about the same bytes (on QEvict, 6.1: 20 % against some 22 %).",
         of="output error of 2 bits of everything over QEvict's",
         number=over(error(KIVI), error("QEvict")),
-        claimed=ABOVE_1,
+        claimed=at_least(1),
         so="2 bits of everything have {} times its error.",
         if_not="2 bits of everything have {} times its error.",
         form=".2f",
@@ -308,7 +305,7 @@ CLAIMS = [
         notes="2 bits cover more, 4 bits are truer, and 2 win (on QEvict, 6.5).",
         of="output error with 4 bits over that with 2, 70 % of the budget for codes",
         number=over(error("4 bits", "0.7"), tier("output error", THREE)),
-        claimed=ABOVE_1,
+        claimed=at_least(1),
         so="4 bits have {} times the error of 2.",
         if_not="4 bits have {} times the error of 2: truer codes are worth more than more of them.",
         form=".2f",
@@ -318,7 +315,7 @@ CLAIMS = [
         notes="70 % of the budget for codes is best (on QEvict, 5 and 6.5).",
         of="output error with 70 % over the least of those with 30 % and 90 %",
         number=over(tier("output error", THREE), error("2 bits", "0.3"), error("2 bits", "0.9")),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="70 % has less error than 30 % and 90 %.",
         if_not="another share has less error: 70 % has {} times that of the better of 30 % and 90 %.",
         form=".2f",
@@ -328,7 +325,7 @@ CLAIMS = [
         notes="finding one fact wants fewer codes (on QEvict, 5 and 10l).",
         of="output error with 30 % for codes over that with 70 %",
         number=over(error("2 bits", "0.3"), tier("output error", THREE)),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="with a needle, 30 % for codes has {} times the error of 70 %.",
         if_not="with a needle, 30 % for codes has {} times the error of 70 %: fewer codes do not help.",
         form=".2f",
@@ -338,7 +335,7 @@ CLAIMS = [
         notes="a cut every 8 steps is best (on QEvict, 6.5).",
         of="output error with a cut every 8 steps over the least of those at every step and every 32",
         number=lambda f: 1 / np.minimum(option("period 1")(f), option("period 32")(f)),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="a cut every 8 steps has less error than one at each and one every 32.",
         if_not="another period has less error: a cut every 8 steps has {} times that of the better of 1 and 32.",
         form=".2f",
@@ -366,7 +363,7 @@ CLAIMS = [
         notes="a promoted window is in full precision again, which is worth it (on QEvict, 4.4 and 10g).",
         of="output error without any promotion, over the defaults'",
         number=option("promotion: never"),
-        claimed=ABOVE_1,
+        claimed=at_least(1),
         so="without promotion the error is {} times as large.",
         if_not="without promotion the error is no larger ({} times): a promoted window is still what its codes say.",
         form=".3f",
@@ -385,7 +382,7 @@ CLAIMS = [
         notes="coding again at every demotion would pile up error (on QEvict, 4.4).",
         of="output error when windows are coded anew, over the defaults'",
         number=option("coded anew"),
-        claimed=(1.01, math.inf),
+        claimed=at_least(1.01),
         so="coding anew gives {} times the error.",
         if_not="coding anew gives {} times the error: what a code decodes to is coded to itself.",
         form=".3f",
@@ -404,7 +401,7 @@ CLAIMS = [
         notes="sums that never fade may hold windows after the topic changed (on QEvict, 5).",
         of="mass missed when sums fade by a tenth at every cut, over the defaults'",
         number=option("decay 0.9", "missed over the defaults'"),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="sums that fade miss {} times as much.",
         if_not="sums that fade miss {} times as much: no less.",
         form=".2f",
@@ -414,7 +411,7 @@ CLAIMS = [
         notes="a fourth tier off the device would cover more (on QEvict, 10i).",
         of="mass missed with a host tier of as many bytes, over the defaults'",
         number=option("host tier", "missed over the defaults'"),
-        claimed=BELOW_1,
+        claimed=at_most(1),
         so="with as many bytes of codes on the host, {} times as much is missed.",
         if_not="a host tier misses no less.",
         form=".2f",

@@ -52,7 +52,8 @@ def sums() -> list[Sum]:
             "one length says nothing of others: at 8K it gains less",
             None,
             **faster(QUEST, 8192),
-            why=f"{row(QUEST, 8192)['attention_share']:.0%} of full attention's step is about the cache there, {row(QUEST, 32768)['attention_share']:.0%} at 32K",
+            why=f"{row(QUEST, 8192)['attention_share']:.0%} of full attention's step is about the cache there, "
+            f"{row(QUEST, 32768)['attention_share']:.0%} at 32K",
             kind=OPEN_ENDED,
         ),
         Sum(
