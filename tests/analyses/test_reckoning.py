@@ -8,7 +8,8 @@ import pytest
 
 from analyses.__main__ import main, questions
 from analyses.figures import HOLDS, NOT, OPEN, UNTOLD
-from analyses.published import question as audit
+from analyses.published import notes_on_qevict, notes_on_quest
+from analyses.published.question import sums
 from analyses.reckoning import AT_LEAST, AT_MOST, EQUAL, MORE, OPEN_ENDED, Reckoning, Sum
 
 EVERY = {q.name: q for q in questions([]) if isinstance(q, Reckoning)}
@@ -69,28 +70,28 @@ def test_verdicts_of_intervals():
 # ---------------------------------------------------------------------------------------------- the audit, by hand
 def test_a_window_by_hand():
     """8 tokens, 128 channels: 4096 bytes full; 512 of codes; 128 pairs of 4 bytes for keys and 8 for values."""
-    assert audit.window_bytes() == {"full": 4096, "codes": 512, "scales": 512 + 32, "coded": 1056}
-    assert audit.windows(100 * 2**20, 1056 / 4096) == (30, 271)
+    assert notes_on_qevict.window_bytes() == {"full": 4096, "codes": 512, "scales": 512 + 32, "coded": 1056}
+    assert notes_on_qevict.windows(100 * 2**20, 1056 / 4096) == (30, 271)
 
 
 def test_a_sum_in_bfloat16_stops_at_8():
-    assert audit.stalled() == 8
+    assert notes_on_qevict.stalled() == 8
 
 
 def test_bounds_by_hand():
-    page = audit.box([(3, -2), (1, 1), (0, 0)])
-    assert audit.bound(page, (2, -1)) == 8
-    assert audit.bound(page, (0, 1)) == 1
+    page = notes_on_quest.box([(3, -2), (1, 1), (0, 0)])
+    assert notes_on_quest.bound(page, (2, -1)) == 8
+    assert notes_on_quest.bound(page, (0, 1)) == 1
 
 
 def test_what_is_left_unread_by_hand():
     read, unread = math.exp(8) + math.exp(7.25), 2 * (math.exp(3) + 1)
-    assert audit.eps_hat() == pytest.approx(unread / (read + unread))
-    assert audit.output_error() == pytest.approx(math.hypot(0.6 - 0.07 - 0.6 / 0.9, 0.3 - 0.06 - 0.3 / 0.9))
+    assert notes_on_quest.eps_hat() == pytest.approx(unread / (read + unread))
+    assert notes_on_quest.output_error() == pytest.approx(math.hypot(0.6 - 0.07 - 0.6 / 0.9, 0.3 - 0.06 - 0.3 / 0.9))
 
 
 def test_impossible_claims_are_told():
-    found = {s.said: s.verdict for s in audit.sums()}
+    found = {s.said: s.verdict for s in sums()}
     assert found["an RTX 4090 was seen to read 16 GB of cache in 11 ms"] == NOT
     assert found["self-attention 2.23 times and with it the step 7.03 times"] == NOT
     assert found["a step with AWQ weights 2.23 times"] == HOLDS
