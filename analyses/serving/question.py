@@ -89,7 +89,8 @@ CLAIMS = [
         of="what four beams of h2o give back together, over what one alone would",
         number=lambda f: f(FREED, "h2o", "by all beams") / f(FREED, "h2o", "by one alone"),
         claimed=None,
-        so="four beams, forked along one answer, give back {} of what one would: what goes is decided by the cut after the prompt, which they share.",
+        so="four beams, forked along one answer, give back {} of what one would: what goes is decided by the cut after the prompt, which "
+        "they share.",
         form=".0%",
     ),
     Claim(
