@@ -1,0 +1,238 @@
+"""What to try: backend × task × budget, chosen by the numbers that the other questions keep, each branch with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+import kvsim
+from analyses.figures import Draws, Figures, told
+from analyses.reckoning import Reckoning, Sum
+from analyses.saving.question import sums as saved
+from kvsim.report.export import write_png
+from kvsim.report.html import Figure, Section, Table, render
+
+TASKS = {"needle": "one fact in a text", "reversal": "a question that turns", "plain": "text that goes on"}
+SCORES, FUSED, ANY = "gives attention weights (eager, SDPA)", "gives none (FlashAttention)", "any"
+
+EVIDENCE = {"qevict": "evidence read", "losses": "evidence recall"}
+Place = tuple[str, str, str, str]  # question, figure, line, at: the smaller its figure, the better
+
+
+@dataclass(frozen=True)
+class Branch:
+    """tried: who competes at this budget."""
+
+    backend: str
+    budget: str
+    tried: Mapping[str, Place]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Of one branch in one cell. found: output errors; read: the part of the attention on the evidence that is read, where there is any."""
+
+    branch: Branch
+    cell: str
+    contexts: int
+    found: dict[str, Draws]
+    read: dict[str, Draws]
+
+    @property
+    def order(self) -> list[str]:
+        return sorted(self.found, key=lambda name: float(self.found[name][0]))
+
+    @property
+    def advice(self) -> str:
+        best, following = self.order[:2]
+        return best if self.apart else f"{best} or {following}: {self.contexts} contexts do not tell them apart"
+
+    @property
+    def apart(self) -> bool:
+        low = told(self.ratio)[1]
+        return low is not None and low > 1
+
+    @property
+    def ratio(self) -> Draws:
+        best, following = self.order[:2]
+        return self.found[following] / self.found[best]
+
+    @property
+    def evidence(self) -> str:
+        best, following = self.order[:2]
+        questions = sorted({place[0] for place in self.branch.tried.values()})
+        links = ", ".join(f"[{q}](../{q}/README.md)" for q in questions)
+        rest = "; ".join(f"{name} {self.found[name][0]:.3f}" for name in self.order[2:])
+        return (
+            f"output error {_interval(self.found[best], '.3f')}; {following} has {_interval(self.ratio, '.2f')} times that"
+            + (f"; then {rest}" if rest else "")
+            + self.of_evidence
+            + f" ({self.contexts} contexts; {links})"
+        )
+
+    @property
+    def of_evidence(self) -> str:
+        """What the best read of the attention on the evidence, and who read most."""
+        if not self.read:
+            return ""
+        best, most = self.order[0], max(self.read, key=lambda name: float(self.read[name][0]))
+        other = "" if best == most else f", {most} {self.read[most][0]:.0%}"
+        return f". Attention on the evidence that is read: {best} {self.read[best][0]:.0%}{other}"
+
+
+def _interval(draws: Draws, form: str) -> str:
+    value, low, high = told(draws)
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _of(question: str, line: str, at: str) -> Place:
+    return question, "output error", line, at
+
+
+FIFTH = "a fifth of the tokens held"
+BRANCHES = (
+    Branch(
+        SCORES,
+        "a twentieth of the tokens held",
+        {"QEvict": _of("qevict", "QEvict", "5 %"), "H2O": _of("qevict", "eviction, H2O", "5 %")},
+    ),
+    Branch(
+        SCORES,
+        FIFTH,
+        {
+            "QEvict": _of("qevict", "3 tiers", "8"),
+            "QEvict with windows of 32": _of("qevict", "3 tiers", "32"),
+            "H2O": _of("qevict", "eviction, H2O", "20 %"),
+            "sinks and recent tokens": _of("losses", "recent", "pools"),
+            "2 bits of everything": _of("qevict", "2 bits of everything, KIVI", "20 %"),
+        },
+    ),
+    Branch(
+        FUSED,
+        FIFTH,
+        {
+            "sinks and recent tokens": _of("losses", "recent", "pools"),
+            "2 bits of everything": _of("qevict", "2 bits of everything, KIVI", "20 %"),
+        },
+    ),
+    Branch(
+        SCORES,
+        "three tenths held, 128 tokens of them read",
+        {"QEvict >> quest": _of("losses", "QEvict", "chain"), "H2O >> quest": _of("losses", "h2o", "chain")},
+    ),
+    Branch(
+        FUSED,
+        "128 tokens read, whatever is held",
+        {
+            "quest over everything": _of("losses", "everything", "chain"),
+            "streaming_llm >> quest": _of("losses", "streaming_llm", "chain"),
+        },
+    ),
+)
+
+
+def choices() -> list[Choice]:
+    """Of every branch, in every cell that all its questions have measured on enough contexts."""
+    kept = {n: cells_of(n) for n in sorted({place[0] for b in BRANCHES for place in b.tried.values()})}
+    out = []
+    for branch in BRANCHES:
+        needed = [kept[place[0]] for place in branch.tried.values()]
+        for cell in [c for c in needed[0] if all(c in other for other in needed)]:
+            found = {name: kept[q][cell](figure, line, at) for name, (q, figure, line, at) in branch.tried.items()}
+            seen = {name: _read(kept[q][cell], EVIDENCE[q], line, at) for name, (q, _, line, at) in branch.tried.items()}
+            read = {name: x for name, x in seen.items() if x is not None}
+            out.append(Choice(branch, cell, len(needed[0][cell].contexts), found, read if len(read) == len(found) else {}))
+    return out
+
+
+def _read(f: Figures, figure: str, line: str, at: str) -> Draws | None:
+    return f(figure, line, at) if f.has(figure, line, at) and np.isfinite(f(figure, line, at)[0]) else None
+
+
+def cells_of(question: str) -> dict[str, Figures]:
+    """Answers only: what a model says is what a policy must not change."""
+    kept = import_module(f"analyses.{question}.question").QUESTION.kept
+    return {f.cell: f for f in kept.figures() if f.cell.endswith("answer")}
+
+
+@dataclass(frozen=True)
+class Decision(Reckoning):
+    """A page of branches instead of sums."""
+
+    def block(self) -> str:
+        head = "| backend | task | budget | try | because |\n|---|---|---|---|---|\n"
+        rows = [f"| {c.branch.backend} | {_task(c)} | {c.branch.budget} | **{c.advice}** | {c.evidence} |" for c in choices()]
+        times = [f"* {s.said}: {s.number}, {s.why}. **{s.verdict[0].upper()}{s.verdict[1:]}**." for s in saved()]
+        missing = ", ".join(sorted(set(TASKS) - {c.cell.split("/")[0] for c in choices()}))
+        left = f"\n\nNot decided, for want of contexts: {missing}. Measure yours with `--trace`." if missing else ""
+        return (
+            f"{head}{chr(10).join(rows)}{left}\n\n**What it is worth in time** ([saving](../saving/README.md))\n\n{chr(10).join(times)}"
+            f"\n\nCommand: `{self.command}`."
+        )
+
+    def page(self, out: Path, png: Path | None = None) -> None:
+        made = choices()
+        figures = list(self.charts([]))
+        rows = [(c.branch.backend, _task(c), c.branch.budget, c.advice, c.evidence.split(" (")[0]) for c in made]
+        table = Table("Branches", ("backend", "task", "budget", "try", "because"), rows, notes=self.notes)
+        sections = [
+            Section("Decide", blocks=[table]),
+            Section("Evidence", blocks=figures),
+            Section("What this rests on", facts=[("command", self.command), ("kvsim", kvsim.__version__)]),
+        ]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(render(self.title, [self.lead], sections), encoding="utf-8")
+        if png:
+            write_png(figures, png)
+
+
+def _task(choice: Choice) -> str:
+    return f"{TASKS[choice.cell.split('/')[0]]} ({choice.cell})"
+
+
+def charts(every: Sequence[Sum]) -> list[Figure]:
+    del every
+    rows = [
+        (f"{c.branch.budget} · {c.branch.backend}", c.cell, name, *told(draws))
+        for c in choices()
+        for name, draws in c.found.items()
+        if np.isfinite(draws[0])
+    ]
+    frame = pl.DataFrame(rows, schema=["branch", "cell", "policy", "error", "low", "high"], orient="row")
+    panels = []
+    for (branch,), mine in frame.group_by("branch", maintain_order=True):
+        y = alt.Y("policy:N", sort=alt.EncodingSortField("error"), title=None, axis=alt.Axis(labelLimit=240, minExtent=190))
+        x = alt.X("error:Q", title="output error (relative L2)", scale=alt.Scale(domain=[0, 1]))
+        base = alt.Chart(mine).encode(y=y, tooltip=["cell", "policy", "error", "low", "high"])
+        bars = base.mark_rule(aria=False).encode(x=alt.X("low:Q", title="output error (relative L2)"), x2="high:Q")
+        points = base.mark_point(filled=True, size=60, color="#0072B2", aria=False).encode(x=x)
+        panels.append(
+            alt.layer(bars, points).properties(
+                width=420, height=26 * mine["policy"].n_unique(), title=alt.Title(str(branch), fontSize=12)
+            )
+        )
+    chart = alt.vconcat(*panels, spacing=28, description="Output error of every policy of every branch.")
+    how = "The smaller the better. Bars are 95 % intervals over contexts. Not drawn: full attention, whose error is 0."
+    return [Figure("branches", "Who has the least error at a budget?", how, chart, "", frame)]
+
+
+QUESTION = Decision(
+    name="decision",
+    title="What to try",
+    lead="Which policy to try first, by what your attention kernel gives, what your task is and what you can afford. Every line is chosen "
+    "by numbers that the other "
+    "questions keep, and changes with them.",
+    sums=list,
+    charts=charts,
+    notes=(
+        "The least output error of those that were measured at the budget; where the interval of the next one's ratio reaches 1, both are "
+        "named.",
+        "Open loop, on one small model: what to try first, not what to ship.",
+    ),
+)

@@ -1,0 +1,25 @@
+"""Rules and fixed budgets at as many pages, by hand."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from analyses.depths.question import ALL, HEADS, RULE, equal, ordered
+
+
+def test_pairs_by_hand():
+    assert ordered([1, 2], [2, 3]) == (3.5, 4)  # 1<2, 1<3, 2=2 counts half, 2<3
+    assert ordered([], [1.0]) == (0, 0)
+
+
+def test_equal_pages_by_hand():
+    """Two heads whose curves are straight: one gains .1 a page, the other .2; the rule reads 1 and 3 pages, 2 on average."""
+    each = {"policy": "r", "role": "answer", "layer": 0, "q_head": [0, 1], "read_pages": [1, 3], "mass_recall": [0.2, 0.7]}
+    curves = [
+        {"policy": "quest", "role": "answer", "layer": 0, "q_head": h, "pages": p, "mass_recall_mean": (0.1, 0.2)[h] * p}
+        for h in (0, 1)
+        for p in (1, 2, 3, 4)
+    ]
+    found = {r["line"]: r["top"] / r["below"] for r in equal(pl.DataFrame(each), pl.DataFrame(curves)).to_dicts()}
+    assert found == pytest.approx({RULE: 0.45, HEADS: (0.1 + 0.6) / 2, ALL: (0.2 + 0.4) / 2})
