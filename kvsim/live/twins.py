@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from threadpoolctl import threadpool_limits
 
 from kvsim import tables
 from kvsim.engine.run import Job, Tables, run_layer
@@ -16,6 +17,11 @@ from kvsim.policies.language import Policy
 
 def twins(sources: Mapping[int, Source], policies: Sequence[Policy], plans: bool = False) -> list[dict[str, pa.Table]]:
     """Of every policy, the tables that a replay of these layers would write, heads with all query heads and steps."""
+    with threadpool_limits(1, user_api="blas"):  # as in a replay: threads would sum in another order
+        return _twins(sources, policies, plans)
+
+
+def _twins(sources: Mapping[int, Source], policies: Sequence[Policy], plans: bool) -> list[dict[str, pa.Table]]:
     limits = [shared_limits(policy, dict(sources)) for policy in policies]
     found: list[dict[str, list[pa.Table]]] = [{} for _ in policies]
     for i, source in sources.items():

@@ -92,7 +92,7 @@ def same_decisions(found: Decoded, b: int, tables: dict[str, Any], steps: Any, l
             for h in range(found.sources(b)[layer].layer.kv_heads):
                 for step in steps:
                     picked = part.picks[step][h]
-                    mine = [picked.pages.id[x].tolist() for x in picked.chosen[0]]
+                    mine = [picked.ids[x].tolist() for x in picked.chosen]
                     rows = [r for r in tables["plans"].to_pylist() if (r["layer"], r["kv_head"], r["step"]) == (layer, h, step)]
                     theirs = [r["pages"] for r in sorted(rows, key=lambda r: r["q_head"])]
                     assert theirs == (mine if len(theirs) > 1 else mine[:1]), (found.rows[b].id, layer, h, step)
