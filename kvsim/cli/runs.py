@@ -138,7 +138,7 @@ def _calibrate_options(p: argparse.ArgumentParser) -> None:
 
 
 def _report_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("runs", nargs="+", metavar="RUN")
+    p.add_argument("runs", nargs="+", metavar="RUN", help="of kvsim replay, or a study of kvsim live")
     p.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
     p.add_argument("--png", metavar="DIR", help="also write every chart as an image there")
     p.add_argument("--svg", metavar="DIR", help="also write every chart as a drawing there")

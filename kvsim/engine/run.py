@@ -208,10 +208,7 @@ class _Work:
         q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))
-        if self.died is not None and self.record is not None:
-            at = {"q_head": q_heads, "step": np.repeat(steps, group)}
-            self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), np.repeat(wanted, group))
-            self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), np.repeat(wanted, group))
+        self._of_the_dead(dense, held, picked, wanted, {"q_head": q_heads, "step": np.repeat(steps, group)})
         if self.turnover and self.slack and picked is not None and self.read.index is not None:
             columns = depths_of(self.read.index, picked, truth) | regret(self.read, dense, held, picked, truth) | steps_apart
             read_truth = truth if self.record is None else truth_read(dense, held, self.record)
@@ -223,6 +220,13 @@ class _Work:
         group, steps = dense.group, self.source.steps[dense.index]
         q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
         self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
+
+    def _of_the_dead(self, dense: Dense, held: Held, picked: Picked | None, wanted: NDArray[np.bool_], at: Columns) -> None:
+        if self.died is None or self.record is None:
+            return
+        of = np.repeat(wanted, dense.group)
+        self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), of)
+        self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), of)
 
     def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
         if self.heads_only:

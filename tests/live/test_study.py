@@ -18,6 +18,7 @@ from kvsim.live.decode import decode
 from kvsim.live.prefill import prefill
 from kvsim.live.study import How, bench, run, running
 from kvsim.live.twins import twins
+from kvsim.metrics import closed_loop
 from kvsim.replay.run import replay
 from kvsim.trace.open import open_trace
 from kvsim.trace.write import TraceWriter
@@ -101,6 +102,7 @@ def test_a_study_that_stopped_goes_on_and_ends_with_the_same_rows(study, tmp_pat
         assert next(stopped)[0] == n
         stopped.close()
     assert not (tmp_path / "s").exists()
+    assert closed_loop.scores(closed_loop.open_study(tmp_path / "s.partial"))["samples"].max() == 2
     with pytest.raises(WrongUse, match="begun with another model, policies"):
         run(bench(model(), POLICIES[1:], words.tokenizer(), HOW), prompts(), tmp_path / "s")
     assert [n for n, _ in running(found, prompts(), tmp_path / "s")] == [2]
