@@ -84,7 +84,7 @@ def test_a_study_of_two_tasks(study):
 def test_charts_of_a_study_take_ids_and_labels(study):
     look = look_of(study)
     scores = closed_loop.scores(study).filter(pl.col("task") == "plain").with_columns(score=0.5, low=0.1, high=0.9)
-    foretold = closed_loop.foretold(study).filter(pl.col("task") == "needle")
+    foretold = closed_loop.foretold(study).filter(pl.col("task") == "needle").with_columns(score=0.5, low=0.1, high=0.9)
     growth = study.growth.filter(pl.col("task") == "needle")
     for chart, frame in (
         (answered, scores),

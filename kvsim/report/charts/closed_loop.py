@@ -32,6 +32,7 @@ def answered(scores: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatChart:
         "kl:Q",
         title="KL from full attention at the answer (nats a token, log scale)",
         scale=alt.Scale(type="log", nice=False, padding=12),
+        axis=alt.Axis(tickCount=5, format="~g"),
     )
     apart = base.mark_point(filled=True, size=80).encode(x=nats, y=y.axis(None), tooltip=said, **channels)
     height = 18 * max(4, frame.height)
@@ -54,7 +55,7 @@ def against_budget(foretold: pl.DataFrame, look: Sequence[Style]) -> alt.HConcat
     ticks = [x for x in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1) if x >= frame["read"].min() / 1.5]  # type: ignore[operator]
     x = alt.X(
         "read:Q", title="tokens read (of full attention's, log scale)", scale=alt.Scale(type="log", base=2, domain=[ticks[0] / 1.1, 1.05]),
-        axis=alt.Axis(values=ticks, format=".0%"),
+        axis=alt.Axis(values=ticks, format="~%"),
     )  # fmt: skip
     said = ["policy:N", *(alt.Tooltip(f"{n}:Q", format=form) for n, form in (("read", ".1%"), ("score", ".0%"), ("kl", ".3g")))]
     channels = theme.policy_channels(look, "point")
@@ -66,16 +67,12 @@ def against_budget(foretold: pl.DataFrame, look: Sequence[Style]) -> alt.HConcat
         dots = base.mark_point(filled=True, size=70).encode(x=x, y=y, tooltip=said, **channels)
         return layered(lines, *marks, dots, width=330, height=260)
 
-    share = alt.Y(
-        "score:Q",
-        title="contexts solved, of those full attention solves",
-        scale=alt.Scale(domain=[0, 1]),
-        axis=theme.percent_axis(),
-    )
+    title, whole = "contexts solved, of those full attention solves", alt.Scale(domain=[0, 1])
+    share, low = (alt.Y(f"{n}:Q", title=title, scale=whole, axis=theme.percent_axis()) for n in ("score", "low"))
     nats = alt.Y(
         "kl:Q", title="KL from full attention (nats a token, log scale)", scale=alt.Scale(type="log", nice=False, padding=12)
     )
-    ends = base.mark_rule(aria=False).encode(x=x, y=share.field("low"), y2="high:Q", color=channels["color"])
+    ends = base.mark_rule(aria=False).encode(x=x, y=low, y2="high:Q", color=channels["color"])
     scored = [panel(share, ends)] if frame["score"].count() else []
     return alt.hconcat(
         *scored,
@@ -88,7 +85,6 @@ def against_budget(foretold: pl.DataFrame, look: Sequence[Style]) -> alt.HConcat
 def growth_over_steps(growth: pl.DataFrame, look: Sequence[Style]) -> alt.HConcatChart:
     """growth (of a study, one task) -> output error over the steps, on the left of a layer alone, on the right with all that was lost before."""
     frame = theme.named(growth, look)
-    errors = pl.concat([frame["closed"], frame["open"]])
     panels = []
     for name, title in (
         ("open", "output error, open loop: this layer and step alone"),
@@ -96,7 +92,7 @@ def growth_over_steps(growth: pl.DataFrame, look: Sequence[Style]) -> alt.HConca
     ):
         told = frame.select("policy", "step", pl.col(name).clip(theme.LEAST_ERROR, None)).drop_nulls()
         if told.height:
-            y = alt.Y(f"{name}:Q", title=f"{title} (log scale)", scale=theme.error_scale(errors), axis=theme.error_axis(errors))
+            y = alt.Y(f"{name}:Q", title=f"{title} (log scale)", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=4))
             x = alt.X("step:Q", title="decode step", axis=alt.Axis(format="d", tickMinStep=1))
             said = ["policy:N", alt.Tooltip("step:Q"), alt.Tooltip(f"{name}:Q", format=".3g")]
             lines = (
@@ -144,11 +140,12 @@ def predicted_against_measured(foretold: pl.DataFrame, look: Sequence[Style], ou
     frame = theme.named(foretold, look).with_columns(kl=pl.col("kl").clip(LEAST, None))
     panels = []
     for name, title in PREDICTORS.items():
-        told = frame.select("policy", name, outcome).drop_nulls()
+        least = theme.LEAST_ERROR if BETTER[name] < 0 else 0
+        told = frame.select("policy", pl.col(name).clip(least, None), outcome).drop_nulls()
         if told.height:
-            turned = " (less is better)" if BETTER[name] < 0 else ""
-            scale = alt.Scale(zero=False, padding=12) if turned else alt.Scale(domain=[0, 1])
-            x = alt.X(f"{name}:Q", title=title + turned, scale=scale)
+            turned = " (less is better, log scale)" if BETTER[name] < 0 else ""
+            scale = alt.Scale(type="log", nice=False, padding=12) if turned else alt.Scale(domain=[0, 1])
+            x = alt.X(f"{name}:Q", title=title + turned, scale=scale, axis=alt.Axis(tickCount=5))
             marks = alt.Chart(theme.prepare(told)).mark_point(filled=True, size=80).encode(
                 x=x, y=up, tooltip=["policy:N", alt.Tooltip(f"{name}:Q", format=".3f"), alt.Tooltip(f"{outcome}:Q", format=".3g")],
                 **theme.policy_channels(look, "point"),

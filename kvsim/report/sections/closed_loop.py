@@ -72,13 +72,13 @@ def _task(study: Study, scores: pl.DataFrame, look: list[Style], task: str, name
         )
 
     notes = {o: " ".join(_correlation(r) for r in told.iter_rows(named=True) if r["outcome"] == o) for o in OUTCOMES}
-    intervals = "Lines: 95 % Wilson intervals, contexts as the cases. " if scored else ""
+    intervals = "Bars: 95 % Wilson intervals, contexts as the cases. " if scored else ""
     title = "What does the model still answer?" if scored else "How far does it drift?"
     blocks: list[Figure | Table] = [
         figure("answered", title, f"{intervals}{KL}", answered(mine, look), mine),
-        figure("budget", "What does a budget buy?", f"{BUDGET} {intervals}", against_budget(foretold, look), foretold),
+        figure("budget", "What does a budget buy?", f"{BUDGET} {intervals}", against_budget(foretold, look[1:]), foretold),
         *(
-            figure(f"foretold-{o}", OUTCOMES[o], POINTS, predicted_against_measured(foretold, look, o), foretold, notes[o])
+            figure(f"foretold-{o}", OUTCOMES[o], POINTS, predicted_against_measured(foretold, look[1:], o), foretold, notes[o])
             for o in (OUTCOMES if scored else ("kl",))
         ),
     ]
@@ -86,7 +86,7 @@ def _task(study: Study, scores: pl.DataFrame, look: list[Style], task: str, name
     if groups.height:
         blocks.append(figure("layers", "Which layers foretell it?", LAYERS, by_group(groups), groups))
     growth = study.growth.filter(pl.col("task") == task)
-    blocks.append(figure("growth", "Does the error grow with the steps?", GROWTH, growth_over_steps(growth, look), growth))
+    blocks.append(figure("growth", "Does the error grow with the steps?", GROWTH, growth_over_steps(growth, look[1:]), growth))
     misleading = closed_loop.misleading(study).filter(pl.col("task") == task)
     return Section(task, (), (), [*blocks, *([_misleading(misleading, look)] if misleading.height else [])])
 
