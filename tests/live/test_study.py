@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from kvsim import tables
 from kvsim.capture import tasks
+from kvsim.capture.layers import probe
 from kvsim.capture.prompt import FORCED, FREE, QUESTION
 from kvsim.capture.recorder import ALL
 from kvsim.errors import WrongUse
+from kvsim.geometry import Need
 from kvsim.live.decode import decode
+from kvsim.live.needs import attended
 from kvsim.live.prefill import prefill
 from kvsim.live.study import How, bench, run, running
 from kvsim.live.twins import twins
 from kvsim.metrics import closed_loop
+from kvsim.policies.keep.streaming_llm import streaming_llm
 from kvsim.replay.run import replay
 from kvsim.trace.open import open_trace
 from kvsim.trace.write import TraceWriter
+from kvsim.units import tokens
 from tests.capture import tiny, words
 
 POLICIES = ("h2o(hold=tokens(999))", "h2o(hold=share(0.2))", "quest(read=share(0.2), page=8)")
@@ -160,3 +167,30 @@ def test_what_a_study_cannot_do_is_refused_by_name():
     small.train()
     with pytest.raises(WrongUse, match="training mode"):
         bench(small, POLICIES)
+    compiled, odd = torch.compile(model()), model()
+    with pytest.raises(WrongUse, match="the model is compiled"):
+        bench(compiled, POLICIES)
+    odd.config._attn_implementation = "flex_attention"
+    with pytest.raises(WrongUse, match="attention backend"):
+        bench(odd, POLICIES)
+    with pytest.raises(
+        WrongUse, match=r"wants needs index_table: a running model does not have it; replay a trace that does \(layer 0\)"
+    ):
+        bench(model(), [wants(hold=tokens(9))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class wants(streaming_llm):
+    """Asks for a table that nothing supplies."""
+
+    @property
+    def needs(self):
+        return frozenset({Need("index_table")})
+
+
+def test_a_layer_that_attends_to_the_rows_of_another_is_refused():
+    anatomy = probe(model())
+    first, second = anatomy.layers
+    shared = replace(anatomy, layers=[first, replace(second, kv_source_layer=0)])
+    with pytest.raises(WrongUse, match="layer 1 attends to the rows of layer 0"):
+        attended(shared)
