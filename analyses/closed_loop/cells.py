@@ -26,7 +26,8 @@ def keeps(*shares: float) -> list[str]:
 
 MANY = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 16, 1 / 8), *keeps(1 / 4, 1 / 2), *KIVI, RANDOM)
 FEW = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 8), *keeps(1 / 2), *KIVI, RANDOM)
-CELLS = ("512", "1024", "2048", "gemma3")
+SINKS = tuple(f"streaming_llm(hold=share(0.25), sinks={n})" for n in (0, 1, 4, 16))
+CELLS = ("512", "1024", "2048", "gemma3", "layers", "inject")
 
 
 def cell(name: str, out: Path) -> Asked:
@@ -36,4 +37,10 @@ def cell(name: str, out: Path) -> Asked:
         return Asked(SMOLLM2, MANY, where, task=("needle", "multi-key", "plain"), n=40, context=512, answer=6, steps=12)
     if name == "gemma3":
         return Asked(GEMMA3, MANY, where, task=("needle", "plain"), n=10, context=512, answer=6, steps=12)
+    if name == "layers":  # which layers bear it
+        some = (*quest(1 / 8, 1 / 4, 1 / 2), *SINKS)
+        return Asked(SMOLLM2, some, where, task=("plain",), n=8, context=512, steps=24, by_layer=6, open_loop=False)
+    if name == "inject":  # what finding the evidence would be worth, in the layers whose evidence foretells most
+        some = (*quest(1 / 16, 1 / 8, 1 / 4), RANDOM, *keeps(1 / 2))
+        return Asked(SMOLLM2, some, where, n=8, context=512, answer=6, inject=range(10, 25), open_loop=False)
     return Asked(SMOLLM2, FEW, where, n=20, context=int(name), answer=6, open_loop=False)
