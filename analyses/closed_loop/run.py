@@ -22,10 +22,14 @@ from analyses.closed_loop.cells import CELLS, MANY, cell
 from kvsim.errors import KvsimError
 from kvsim.metrics import closed_loop
 from kvsim.metrics.closed_loop import Study, open_study
+from kvsim.metrics.sensitivity import sensitivity
+from kvsim.report import facts
 
 HERE = Path(__file__).resolve().parent
 README, TABLES, TOLD = HERE / "README.md", HERE / "tables", HERE.parents[1] / "kvsim" / "report" / "foretold.json"
+DEFINITIONS = HERE.parents[1] / "docs" / "definitions.md"
 BEGIN, END = "<!-- numbers: run.py --write -->", "<!-- end -->"
+LINE = "<!-- analyses/closed_loop/run.py --write -->"
 
 
 def measure(folder: Path, names: list[str]) -> None:
@@ -44,12 +48,27 @@ def condense(folder: Path) -> None:
     for name in CELLS:
         found = next((x for x in (folder / name, folder / f"{name}.partial") if (x / "live.json").exists()), None)
         if found is not None:
-            shutil.rmtree(TABLES / name, ignore_errors=True)
-            closed_loop.condense(open_study(found), TABLES / name)
+            study = open_study(found)
+            if name == "layers":
+                sensitivity(study).write_parquet(TABLES / "layers.parquet")
+            else:
+                shutil.rmtree(TABLES / name, ignore_errors=True)
+                closed_loop.condense(study, TABLES / name)
 
 
 def studies() -> dict[str, Study]:
-    return {name: open_study(TABLES / name) for name in CELLS if (TABLES / name).exists()}
+    """By name, those that are not about some layers alone."""
+    return {name: open_study(TABLES / name) for name in CELLS[:4] if (TABLES / name).exists()}
+
+
+def told() -> list[str]:
+    """The README's lines."""
+    lines = list(words.lines(studies()))
+    if (TABLES / "layers.parquet").exists():
+        lines += words.layers(pl.read_parquet(TABLES / "layers.parquet"))
+    if (TABLES / "inject").exists():
+        lines += words.injected(open_study(TABLES / "inject"))
+    return lines
 
 
 def foretold(study: Study) -> dict[str, Any]:
@@ -70,6 +89,12 @@ def foretold(study: Study) -> dict[str, Any]:
     }
 
 
+def put(page: str, begin: str, text: str) -> str:
+    """The page with this text between the mark and the end after it."""
+    head, rest = page.split(begin)
+    return f"{head}{begin}\n\n{text.strip()}\n\n{END}{rest.split(END, 1)[1]}"
+
+
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--measure", type=Path, metavar="FOLDER", help="run the studies there first")
@@ -84,17 +109,17 @@ def main() -> int:
             measure(args.measure, args.only)
         if args.measure or args.condense:
             condense(args.measure or args.condense)
-        told, there = list(words.lines(studies())), README.read_text("utf-8")
+        lines, there = told(), README.read_text("utf-8")
         what = json.dumps(foretold(studies()["512"]), indent=1) + "\n"
     except KvsimError as e:
         raise SystemExit(f"{type(e).__name__}: {e}") from None
-    print(*told, sep="\n")
+    print(*lines, sep="\n")
     if args.write:
-        (head, rest), text = there.split(BEGIN), "\n".join(told)
-        README.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", "utf-8")
         TOLD.write_text(what, "utf-8")
+        README.write_text(put(there, BEGIN, "\n".join(lines)), "utf-8")
+        DEFINITIONS.write_text(put(DEFINITIONS.read_text("utf-8"), LINE, facts.foretold()), "utf-8")
         return 0
-    moved = [line for line in told if line not in there.splitlines()]
+    moved = [line for line in lines if line not in there.splitlines()]
     for line in moved:
         print(f"not in README.md, so a number moved: {line}", file=sys.stderr)
     return 1 if moved or what != TOLD.read_text("utf-8") else 0

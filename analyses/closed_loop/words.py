@@ -9,6 +9,7 @@ import polars as pl
 
 from kvsim.metrics import closed_loop
 from kvsim.metrics.closed_loop import FULL, PREDICTORS, Study
+from kvsim.metrics.sensitivity import LIMIT, borne
 from kvsim.report.names import labels
 
 SHOWN = 3  # pairs that mislead, of each open-loop number and task
@@ -128,3 +129,40 @@ def _misleading(study: Study) -> Iterator[str]:
             for r in mine.head(SHOWN).iter_rows(named=True)
         )
         yield f"* {task}: {PREDICTORS[str(predictor)]} misleads in {mine.height} pairs of policies, such as {pairs}."
+
+
+def layers(frame: pl.DataFrame) -> Iterator[str]:
+    """`sensitivity`: what each policy costs in a group of layers alone, and the largest reduction that each group bears."""
+    name, groups = (
+        labels(frame["policy"].unique(maintain_order=True)),
+        frame.sort("first_layer")["layers"].unique(maintain_order=True),
+    )
+    yield from (
+        "",
+        "**Which layers bear it?** NLL added to plain text when the policy acts in these layers alone, nats a token",
+        "",
+    )
+    yield from ("| policy | " + " | ".join(groups) + " |", "|---|" + "---|" * len(groups))
+    for (policy,), mine in frame.group_by("policy", maintain_order=True):
+        at = {r["layers"]: f"{r['d_nll']:+.3f}{_span(r)}" for r in mine.iter_rows(named=True)}
+        yield f"| {name[str(policy)]} | " + " | ".join(at[g] for g in groups) + " |"
+    found = {r["layers"]: r for r in borne(frame).iter_rows(named=True)}
+    best = ("none" if r["policy"] is None else f"{r['reduction']:.1f}x, {name[r['policy']]}" for r in (found[g] for g in groups))
+    yield f"| largest reduction whose upper end is at most {LIMIT} | " + " | ".join(best) + " |"
+
+
+def _span(row: Mapping[str, Any]) -> str:
+    return "" if row["low"] is None else f" ({row['low']:+.3f} to {row['high']:+.3f})"
+
+
+def injected(study: Study) -> Iterator[str]:
+    """Each policy beside itself with the evidence given to its reads in some layers."""
+    scores = {r["policy"]: r for r in _forced(study).iter_rows(named=True)}
+    pairs = [(p["id"], f"{p['id']} + ") for p in study.about["policies"] if not p["inject"] and p["id"] != FULL]
+    name, given = labels([a for a, _ in pairs]), next(p["inject"] for p in study.about["policies"] if p["inject"])
+    what = f"its reads in layers {given[0]} to {given[-1]} given the evidence that is still held"
+    yield from ("", f"**What is finding the evidence worth?** {scores[FULL]['contexts']} needles; each policy, and {what}", "")
+    yield from ("| policy | solved, KL | with the evidence |", "|---|---|---|")
+    for own, start in pairs:
+        with_it = next(r for policy, r in scores.items() if policy.startswith(start))
+        yield f"| {name[own]} | {_cell(scores[own])} | {_cell(with_it)} |"

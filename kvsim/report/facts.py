@@ -39,7 +39,7 @@ NUMBERS = {"mass_recall": "attention-mass recall", "evidence": "evidence recall"
 TASKS = {"needle": "on needles", "plain": "on plain text"}
 
 
-def _foretold() -> str:
+def foretold() -> str:
     """How well these numbers ordered policies as a running model does, as analyses/closed_loop found it."""
     found = json.loads(files("kvsim.report").joinpath("foretold.json").read_text("utf-8"))
     parts = []
@@ -53,7 +53,7 @@ def _foretold() -> str:
     return f"How well such numbers order policies as KL does in {inside}, as rank correlations: {'; '.join(parts)}."
 
 
-FORETOLD = _foretold()
+FORETOLD = foretold()
 FLOOR_OF_AXIS = f"An output error below {LEAST_ERROR:g}, as full attention's, stands at {LEAST_ERROR:g}."
 COLUMNS = (
     "policy",
