@@ -46,7 +46,7 @@ def measure(folder: Path, names: list[str]) -> None:
 def condense(folder: Path) -> None:
     """Finished or not: a study that goes on says how many contexts it has."""
     for name in CELLS:
-        found = next((x for x in (folder / name, folder / f"{name}.partial") if (x / "live.json").exists()), None)
+        found = next((x for x in (folder / name, folder / f"{name}.partial") if any(x.glob("layers*.parquet"))), None)
         if found is not None:
             study = open_study(found)
             if name == "layers":

@@ -81,12 +81,13 @@ class Together:
 
     def _summarise(self, n: int, sources: Sequence[Growing]) -> None:
         """The pages that changed since the last call, now that there are n tokens; one source speaks for all rows."""
+        index: Any = self.read.index
         first, last, heads = self.seen // self.size, -(-n // self.size), self.layer.kv_heads
         pos = np.arange(first * self.size, last * self.size).reshape(-1, self.size)
         at = np.minimum(pos.ravel(), n - 1)
         keys = np.concatenate([x.rows("k", h, at).reshape(*pos.shape, -1) for x in sources for h in range(heads)])
         valid = np.tile(pos < n, (len(sources) * heads, 1))
-        for name, x in self.read.index.summarise(keys, valid, valid.all(1)).items():
+        for name, x in index.summarise(keys, valid, valid.all(1)).items():
             shape = (len(self.sources), heads, self.many, *x.shape[1:])
             into = self.summary.setdefault(name, np.zeros(shape, x.dtype))
             into[:, :, first:last] = x.reshape(len(sources), heads, last - first, *x.shape[1:])

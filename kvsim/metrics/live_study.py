@@ -188,10 +188,9 @@ def condense(study: Study, out: str | Path) -> Path:
     out = Path(out)
     if out.exists():
         raise WrongUse(f"{out}: exists already, and a study is never overwritten; choose another folder, or remove it")
+    frames: dict[str, pl.DataFrame] = {name: getattr(study, name) for name in CONDENSED}
     out.mkdir(parents=True)
-    for name in CONDENSED:
-        frame: pl.DataFrame = getattr(study, name)
-        # names of policies are long and repeat; four digits of a sum are more than prompts agree on
+    for name, frame in frames.items():
         shorter = [pl.col(c).cast(pl.Float32).round_sig_figs(5) for c, t in frame.schema.items() if t.is_float()]
         frame.with_columns(shorter).write_parquet(
             out / f"{name}.parquet", compression="zstd", compression_level=19, statistics=False

@@ -19,8 +19,8 @@ from kvsim.capture.recorder import ALL
 from kvsim.errors import WrongUse
 from kvsim.geometry import Need
 from kvsim.live.decode import decode
-from kvsim.live.needs import attended
-from kvsim.live.prefill import prefill
+from kvsim.live.needs import attended, needs_of
+from kvsim.live.prefill import prefill, recorded
 from kvsim.live.study import How, bench, run, running
 from kvsim.live.twins import twins
 from kvsim.metrics import closed_loop
@@ -117,6 +117,19 @@ def test_a_study_that_stopped_goes_on_and_ends_with_the_same_rows(study, tmp_pat
         assert read(tmp_path / "s", name).equals(read(study, name))
     with pytest.raises(WrongUse, match="a study is never overwritten"):
         run(found, prompts(), tmp_path / "s")
+
+
+def test_twins_that_write_heads_alone_write_the_same_heads():
+    found = bench(model(), (*POLICIES, "kivi(bits=2, group=8, residual=8)", "random_read(read=pages(3))"), words.tokenizer(), HOW)
+    prompt = prompts()[0][1]
+    needs = recorded(needs_of(found.policies, found.layers), prompt.prefill)
+    prefilled = prefill(found.model, found.anatomy, found.layers, prompt, needs)
+    sources = decode(found.model, found.anatomy, prefilled, found.rows, len(prompt.fed) + 2).sources(0)
+    for whole, brief in zip(twins(sources, found.policies), twins(sources, found.policies, heads_only=True), strict=True):
+        assert list(brief) == ["heads"]
+        measured = [c for c in brief["heads"].column_names if brief["heads"][c].null_count < brief["heads"].num_rows]
+        assert {"mass_recall", "rel_l2", "evidence_read", "evidence_dense", "read_tokens"} <= set(measured)
+        assert brief["heads"].select(measured).equals(whole["heads"].select(measured))
 
 
 def test_a_trace_of_row_0_replays_to_the_tables_of_the_twins(tmp_path):
