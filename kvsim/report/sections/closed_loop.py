@@ -21,7 +21,7 @@ POINTS = (
 )
 LAYERS = "The rank correlation with KL when an open-loop number of these layers alone orders the policies; 1: in order. Lines: 95 % bootstrap."
 GROWTH = "Of the same layers and steps. Lines that rise on the right and not on the left: what is lost is carried on and adds up."
-KL = "KL: of full attention's next token from the policy's, at the steps that say the answer, fed what full attention says."
+KL = "KL: of full attention's next token from the policy's, at the steps that say the answer (of plain text: at all)."
 
 
 def look_of(study: Study) -> list[Style]:
