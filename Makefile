@@ -57,6 +57,7 @@ profiles: .venv/ready  ## import every export in PROFILES, fit decode tables on 
 analyses: .venv/ready  ## the analyses on the bundled traces, their pages in build/; fails when a number of a README moved
 	@$(BIN)/python analyses/reading/run.py
 	@$(BIN)/python analyses/keeping/run.py
+	@$(BIN)/python analyses/closed_loop/run.py
 
 oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an environment of its own
 	@$(BIN)/python -m tests.oracles.agree .venv-oracles/bin/python
