@@ -10,6 +10,7 @@ import argparse
 import json
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def told() -> list[str]:
     """The README's lines."""
     lines = list(words.lines(studies()))
     if (TABLES / "layers.parquet").exists():
-        lines += words.layers(pl.read_parquet(TABLES / "layers.parquet"))
+        lines += words.layers(
+            pl.read_parquet(TABLES / "layers.parquet"), tomllib.loads((TABLES / "advice.toml").read_text("utf-8"))
+        )
     if (TABLES / "inject").exists():
         lines += words.injected(open_study(TABLES / "inject"))
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from kvsim.metrics.closed_loop import FULL, PREDICTORS, Study
 from kvsim.metrics.sensitivity import LIMIT, borne
 from kvsim.report.names import labels
 
+PAGES = 33  # of 16 tokens, that 512 and half of 24 steps fill
 SHOWN = 3  # pairs that mislead, of each open-loop number and task
 NUMBERS = {
     "first_hit": "an earlier first layer that finds it",
@@ -131,8 +133,9 @@ def _misleading(study: Study) -> Iterator[str]:
         yield f"* {task}: {PREDICTORS[str(predictor)]} misleads in {mine.height} pairs of policies, such as {pairs}."
 
 
-def layers(frame: pl.DataFrame) -> Iterator[str]:
-    """`sensitivity`: what each policy costs in a group of layers alone, and the largest reduction that each group bears."""
+def layers(frame: pl.DataFrame, advice: Mapping[str, Any]) -> Iterator[str]:
+    """`sensitivity`: what each policy costs in a group of layers alone, and the largest reduction that each group bears; advice: a policy file
+    of kvsim advise, whose pages stand beside."""
     name, groups = (
         labels(frame["policy"].unique(maintain_order=True)),
         frame.sort("first_layer")["layers"].unique(maintain_order=True),
@@ -149,6 +152,15 @@ def layers(frame: pl.DataFrame) -> Iterator[str]:
     found = {r["layers"]: r for r in borne(frame).iter_rows(named=True)}
     best = ("none" if r["policy"] is None else f"{r['reduction']:.1f}x, {name[r['policy']]}" for r in (found[g] for g in groups))
     yield f"| largest reduction whose upper end is at most {LIMIT} | " + " | ".join(best) + " |"
+    pages = {int(n): [pages_of(x)] for n, x in advice["layers"].items()} | {
+        int(n): [pages_of(x) for x in of.values()] for n, of in advice["heads"].items()
+    }
+    spans = ([x for n in range(first, last + 1) for x in pages[n]] for first, last in (map(int, g.split("-")) for g in groups))
+    yield "| `kvsim advise -t mass=0.9` reads | " + " | ".join(f"{PAGES * len(x) / sum(x):.1f}x fewer" for x in spans) + " |"
+
+
+def pages_of(policy: str) -> int:
+    return int(re.search(r"read=pages\((\d+)\)", policy)[1])  # type: ignore[index]  # advice always says it
 
 
 def _span(row: Mapping[str, Any]) -> str:
