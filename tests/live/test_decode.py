@@ -40,6 +40,10 @@ MORE = (
     "knorm(hold=tokens(20))",
     "h2o(hold=tokens(24)) >> quest(read=pages(3), page=4)",
     'quest(read=pages(3), page=4, heads="share", refresh=3)',
+    "quest(read=pages(2), page=4)",  # ranked with the other budget of READ
+    'quest(read=pages(3), page=4, heads="max")',
+    'quest(read=pages(3), page=4, heads="share", sinks=2)',
+    "random_read(read=pages(3), page=4)",
     'kivi(bits=2, group=8, residual=8) >> quest(read=pages(4), page=4, index=boxes(keys="recon"))',
     'kivi(bits=2, group=8, residual=8) >> quest(read=exact(r=3), page=4, index=boxes(keys="recon"))',
 )
