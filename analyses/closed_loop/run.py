@@ -1,7 +1,7 @@
 """python analyses/closed_loop/run.py [--measure FOLDER] [--write]: does a replay say what a running model will do?
 
 Without options: the README's numbers again from tables/, and exit 1 when one is not there. --measure runs the studies in FOLDER, those that
-stopped from where they stopped, for some hours of CPU time, and condenses them into tables/; --write puts the numbers into the README and
+stopped from where they stopped, for an hour or more of one core, and condenses them into tables/; --write puts the numbers into the README and
 into what the report says under its charts."""
 
 from __future__ import annotations
