@@ -46,6 +46,23 @@ def test_full_attention_is_full_attention_and_more_budget_is_nearer_to_it(name):
         assert (kl.diff().drop_nulls() < 0).all(), (name, task, family)
 
 
+def test_within_a_family_open_loop_numbers_order_budgets_as_the_model_does():
+    told = closed_loop.foretold(STUDIES["512"]).with_columns(
+        budget=pl.col("policy").str.extract(r"share\(([\d.]+)").cast(pl.Float64)
+    )
+    for _, mine in told.drop_nulls("budget").sort("budget").group_by("task", "family"):
+        for name in ("open_mass_recall", "open_evidence", "open_rel_l2"):
+            better = closed_loop.BETTER[name] * mine[name].diff().drop_nulls()
+            assert (better > 0).all(), (mine["family"][0], name)
+
+
+def test_where_a_fact_has_to_be_found_layers_15_to_24_tell_most():
+    groups = closed_loop.by_layers(STUDIES["512"]).filter(pl.col("task") != "plain").sort("first_layer")
+    for (task, name), mine in groups.group_by("task", "predictor"):
+        late = mine["layers"].is_in(["15-19", "20-24"])
+        assert mine.filter(late)["rho"].min() > mine.filter(~late)["rho"].max() - 0.03, (task, name)
+
+
 def test_what_the_docs_conclude_of_needles_and_text():
     rho = {
         (r["task"], r["predictor"]): r["rho"]
