@@ -23,6 +23,7 @@ from analyses.closed_loop.cells import CELLS, MANY, cell
 from kvsim.errors import KvsimError
 from kvsim.metrics import closed_loop
 from kvsim.metrics.closed_loop import Study, open_study
+from kvsim.metrics.interval import FEWEST
 from kvsim.metrics.sensitivity import sensitivity
 from kvsim.report import facts
 
@@ -45,11 +46,13 @@ def measure(folder: Path, names: list[str]) -> None:
 
 
 def condense(folder: Path) -> None:
-    """Finished or not: a study that goes on says how many contexts it has."""
+    """Finished or not: a study that goes on says how many contexts it has, and is left out while they are too few for an interval."""
     for name in CELLS:
         found = next((x for x in (folder / name, folder / f"{name}.partial") if any(x.glob("layers*.parquet"))), None)
         if found is not None:
             study = open_study(found)
+            if study.answers.group_by("task").agg(pl.col("context").n_unique())["context"].min() < FEWEST:
+                continue
             if name == "layers":
                 sensitivity(study).write_parquet(TABLES / "layers.parquet")
             else:
