@@ -58,6 +58,7 @@ profiles: .venv/ready  ## import every export in PROFILES, fit decode tables on 
 
 analyses: .venv/ready  ## a part of every question's numbers measured again, its page in build/; fails when a number moved
 	@$(BIN)/python -m analyses
+	@$(BIN)/python analyses/closed_loop/run.py
 
 oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an environment of its own
 	@$(BIN)/python -m tests.oracles.agree .venv-oracles/bin/python

@@ -161,7 +161,7 @@ def _calibrate_options(p: argparse.ArgumentParser) -> None:
 
 
 def _report_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("runs", nargs="+", metavar="RUN")
+    p.add_argument("runs", nargs="+", metavar="RUN", help="of kvsim replay, or a study of kvsim live")
     p.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
     p.add_argument("--policies", nargs="+", metavar="POLICY", help="only these, by label, id or any way to write them")
     for name in ("layers", "requests"):

@@ -225,12 +225,7 @@ class Reader:
         view = View(times, batch, pages.id[v.page][None], summary, where, asked)
         for x in (batch, times, *summary.values()):
             x.flags.writeable = False
-        got = self.read.score(view)
-        if not isinstance(got, np.ndarray) or got.shape != (full, 1, group, len(v.page)):
-            shape = getattr(got, "shape", type(got).__name__)
-            raise WrongUse(
-                f"{type(self.read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {(full, 1, group, len(v.page))}"
-            )
+        got = scored(self.read, view)
         told = np.ascontiguousarray(got[:n, 0])
         score, few = np.empty((n, group, len(pages.id))), np.flatnonzero((v.of != v.of[0]).any(0))
         bad = settled(told, exists, UNBOUNDED, score)  # the states at the first step
@@ -238,8 +233,21 @@ class Reader:
         bad |= settled(others, exists[:, few], UNBOUNDED, others)
         score[..., few] = others
         if bad:
-            raise WrongUse(f"{type(self.read).__name__}.score returned NaN for a page that exists")
+            raise not_a_number(self.read)
         return score
+
+
+def scored(read: Read, view: View) -> NDArray[np.float64]:
+    """f64[N, Hkv, G, P]: what a read policy says of a view. Raises WrongUse: an array of another shape."""
+    got, expected = read.score(view), (*view.q.shape[:3], view.page.shape[1])
+    if not isinstance(got, np.ndarray) or got.shape != expected:
+        shape = getattr(got, "shape", type(got).__name__)
+        raise WrongUse(f"{type(read).__name__}.score returned {shape}, expected an array [N, Hkv, G, P] = {expected}")
+    return got
+
+
+def not_a_number(read: Read) -> WrongUse:
+    return WrongUse(f"{type(read).__name__}.score returned NaN for a page that exists")
 
 
 def ranking_of(read: Read) -> tuple[Any, ...]:

@@ -61,16 +61,27 @@ def run_layer(
     plans: bool = False,
     allocator: str = "head",
     explain: bool = False,
+    heads_only: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Tables]:
     """The tables of every job. steps: the decode steps that are written (None: all captured); stateful policies run all of them.
-    explain: how deep rankings would have to be read, too.
+    explain: how deep rankings would have to be read, too; heads_only: no table but heads, which is half the work where steps are few.
 
     A row's bytes depend on its policy and step alone: not on the other jobs, the steps chosen, or how the work is cut into blocks."""
     courses = [_course(source, job, explain) for job in jobs]
     records = evolve_all(source, courses)
     work = [
-        _Work(source, job, course.chain, record, plans=plans, steps=steps, allocator=allocator, explain=explain)
+        _Work(
+            source,
+            job,
+            course.chain,
+            record,
+            plans=plans,
+            steps=steps,
+            allocator=allocator,
+            explain=explain,
+            heads_only=heads_only,
+        )
         for job, course, record in zip(jobs, courses, records, strict=True)
     ]
     wanted = np.ones(len(source.steps), bool) if steps is None else np.isin(source.steps, list(steps))
@@ -116,14 +127,16 @@ class _Work:
         steps: Sequence[int] | None,
         allocator: str,
         explain: bool,
+        heads_only: bool = False,
     ):
+        self.heads_only = heads_only
         self.source, self.job, self.chain, self.record = source, job, chain, record
         self.plans, self.allocator, self.explain = plans, allocator, explain
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
         self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
         self.store = self.chain.part("store")
-        cuts = self.record is not None and self.record.sets
+        cuts = self.record is not None and self.record.sets and not heads_only
         self.recurrence = Recurrence(source, self.record, explain) if self.record is not None and cuts else None
         beside = explain and self.record is not None
         self.all_steps = steps is not None and (self.read.refresh != 1 or isinstance(self.store, offload) or beside)
@@ -149,7 +162,8 @@ class _Work:
             self.slack = SlackByAge(read.page, src.layer.key_dim, src.request.total)
         self.beside = Counterfactual(self.record, src.request.total, src.layer.group)
         if (
-            read.read is not None
+            not self.heads_only
+            and read.read is not None
             and self.record is None
             and read.refresh == 1
             and read.shards is None
@@ -167,6 +181,9 @@ class _Work:
         picked = self._picked(dense, held, truth)
         got = attend(dense, held, picked, self.record)
         group = dense.group
+        if self.heads_only:
+            self._heads(dense, account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record), wanted)
+            return
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
         heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record)
         heads |= self.beside.columns(dense, held, picked, got)
@@ -186,15 +203,12 @@ class _Work:
         if not wanted.any():
             return
         steps = self.source.steps[dense.index]
-        q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
         self._add("ledger", {"kv_head": dense.head, "step": steps} | ledger | {"_pages": pages}, wanted)
-        self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | heads, np.repeat(wanted, group))
+        self._heads(dense, heads, wanted)
+        q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
         if self.plans and self.source.request.evidence:
             self.tables["evidence"].append(evidence(dense, held, picked, wanted))
-        if self.died is not None and self.record is not None:
-            at = {"q_head": q_heads, "step": np.repeat(steps, group)}
-            self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), np.repeat(wanted, group))
-            self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), np.repeat(wanted, group))
+        self._of_the_dead(dense, held, picked, wanted, {"q_head": q_heads, "step": np.repeat(steps, group)})
         if self.turnover and self.slack and picked is not None and self.read.index is not None:
             columns = depths_of(self.read.index, picked, truth) | regret(self.read, dense, held, picked, truth) | steps_apart
             read_truth = truth if self.record is None else truth_read(dense, held, self.record)
@@ -202,7 +216,21 @@ class _Work:
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
             self.slack.add(dense, picked, truth, wanted)
 
+    def _heads(self, dense: Dense, columns: Columns, wanted: NDArray[np.bool_]) -> None:
+        group, steps = dense.group, self.source.steps[dense.index]
+        q_heads = dense.head * group + np.tile(np.arange(group), len(steps))
+        self._add("heads", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
+
+    def _of_the_dead(self, dense: Dense, held: Held, picked: Picked | None, wanted: NDArray[np.bool_], at: Columns) -> None:
+        if self.died is None or self.record is None:
+            return
+        of = np.repeat(wanted, dense.group)
+        self._add("lags", {"kv_head": dense.head} | at | lags(dense, self.died), of)
+        self._add("by_tier", at | by_tier(self.chain, dense, held, picked, self.record), of)
+
     def end(self, head: int, wanted: NDArray[np.bool_]) -> None:
+        if self.heads_only:
+            return
         src = self.source
         if self.curves and self.curves.parts:
             self.tables["curves"] += self.curves.rows(head * src.layer.group)

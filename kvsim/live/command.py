@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,15 @@ def command(asked: Asked) -> Iterator[str]:
 def prompts_for(asked: Asked, tokenizer: Any) -> list[tuple[str, Prompt]]:
     """`n` prompts of every task, or of the rows of a file. Raises WrongUse."""
     where = {"tokens": asked.context, "depth": asked.depth, "seen": asked.seen, "steps": asked.steps}
-    out = []
+    by_task = []
     for task in asked.task:
         if task.endswith(ROWS):
             rows, place = tasks.read_rows(task)[: asked.n], tasks.Where(seen=asked.seen)
-            out += [(Path(task).stem, tasks.row_prompt(tokenizer, row, place, asked.context)) for row in rows]
+            by_task.append([(Path(task).stem, tasks.row_prompt(tokenizer, row, place, asked.context)) for row in rows])
         else:
             text = tasks.long_text(task, asked.text)
-            out += [(task, tasks.make(task, tokenizer, text, asked.seed + i, **where)) for i in range(asked.n)]
-    return out
+            by_task.append([(task, tasks.make(task, tokenizer, text, asked.seed + i, **where)) for i in range(asked.n)])
+    return [x for turn in zip_longest(*by_task) for x in turn if x is not None]  # a study that stops early has some of each
 
 
 def _check(asked: Asked) -> None:

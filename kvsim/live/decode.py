@@ -24,9 +24,11 @@ from kvsim.geometry import Layer, Request
 from kvsim.live.growing import Growing, Prefix
 from kvsim.live.needs import chains, shared_limits
 from kvsim.live.prefill import Prefilled
-from kvsim.live.row import RowLayer, room
+from kvsim.live.row import RowLayer, Step, room
+from kvsim.live.together import Together, alike
 from kvsim.policies.language import Policy, parse_policy
 
+Floats = NDArray[np.float64]
 FULL = "full"  # the name of row 0
 
 
@@ -124,14 +126,16 @@ class Decoding:
     ):
         self.anatomy, self.rows, self.request, self.at = anatomy, list(rows), request, 0
         self.layers: dict[int, list[RowLayer]] = {i: [] for i in prefixes}
-        evidence, rooms = request.evidence_mask(), {i: room(x.layer, request.total) for i, x in prefixes.items()}
+        evidence = request.evidence_mask()
         for row in self.rows:
             sources = {i: Growing(x, request) for i, x in prefixes.items()}
             limits = shared_limits(row.policy, sources)
             for i, source in sources.items():
                 asked = [replace(x, limits=limits.get(i)) for x in chains(row.policy, source.layer)]
                 inject = evidence if i in row.inject else None
-                self.layers[i].append(RowLayer(source, asked, rooms[i], inject, keep_picks))
+                self.layers[i].append(RowLayer(source, asked, inject, keep_picks))
+        self.together = {i: together(mine) for i, mine in self.layers.items()}
+        self._rooms: dict[tuple[int, int], Floats] = {}
         shape = (len(self.layers), request.total - request.prompt, len(self.rows))
         self.place = {layer: n for n, layer in enumerate(self.layers)}
         self.held, self.read, self.injected, self.rel_l2, self.cosine = np.zeros((5, *shape))
@@ -156,24 +160,79 @@ class Decoding:
         q, k, v = (x[:, :, -1].float().cpu().numpy() for x in (given.q, given.k, given.v))
         before = None if given.turned is None else given.turned.before[:, :, -1].float().cpu().numpy()
         norms = self._norms(given, layer) if any(x.source.wo_norm is not None for x in rows) else None
-        out = np.empty((len(rows), layer.q_heads, layer.value_dim), np.float32)
         for b, row in enumerate(rows):
             new = {"k": k[b], "v": v[b]} | ({} if before is None else {"k_pre": before[b]})
             row.source.append(q[b], new, None if norms is None else norms[b])
-            step = row.step(i)
-            out[b] = step.out.reshape(layer.q_heads, -1)
-            where = place, i, b
-            self.whole[place, b] &= step.whole
-            self.held[where], self.read[where] = step.held.mean(), step.read.mean()
-            self.injected[where] = 0 if step.injected is None else step.injected.mean()
-            mine, full = out[b].astype(np.float64), out[0].astype(np.float64)
-            self.rel_l2[where], self.cosine[where] = relative(mine, full).mean(), cosine(mine, full).mean()
-        return torch.from_numpy(out)[:, None].to(given.q), None
+        dots, weight = self._room(layer)
+        _dots(rows, q, i, dots)
+        dots[twin] = dots[0]
+        n = int(rows[0].source.t[i]) + 1
+        for which, group in self.together[given.layer]:
+            ids, chosen = group.pick(i, dots[which][..., :n])
+            for b, mine in zip(which, chosen, strict=True):
+                rows[b].parts[0].picked = ids, mine
+        steps = [row.step(i, dots[b], weight[b]) for b, row in enumerate(rows)]
+        out = _outputs(rows, steps, weight[..., :n])
+        self.whole[place] &= [step.whole for step in steps]
+        out[twin & self.whole[place]] = out[0]
+        self.held[place, i] = [step.held.mean() for step in steps]
+        self.read[place, i] = [step.read.mean() for step in steps]
+        self.injected[place, i] = [0 if step.injected is None else step.injected.mean() for step in steps]
+        mine = out.reshape(-1, layer.value_dim).astype(np.float64)
+        full = np.tile(mine[: layer.q_heads], (len(rows), 1))
+        for into, apart in ((self.rel_l2, relative), (self.cosine, cosine)):
+            into[place, i] = apart(mine, full).reshape(len(rows), -1).mean(1)
+        return torch.from_numpy(out.reshape(len(rows), 1, layer.q_heads, -1)).to(given.q), None
+
+    def _room(self, layer: Layer) -> Floats:
+        """f64[2, B, Hkv, G, columns], of one step: layers take turns."""
+        shape = layer.kv_heads, layer.group
+        if shape not in self._rooms:
+            self._rooms[shape] = np.stack([room(layer, len(self.rows), self.request.total)] * 2)
+        return self._rooms[shape]
 
     def _norms(self, given: Given, layer: Layer) -> NDArray[np.float32]:
         """f32[B, Hq]: L1 norms of the new values after the output projection."""
         found = projected_norm(given.v[:, :, -1].transpose(0, 1), self.anatomy.projections[layer.id], layer)
         return np.asarray(found.T.float().cpu().numpy())
+
+
+def together(rows: Sequence[RowLayer]) -> list[tuple[list[int], Together]]:
+    """The rows of a layer that pick their pages together, by their places."""
+    found: dict[Any, list[int]] = {}
+    for b, row in enumerate(rows):
+        one = row.parts[0]
+        if len(row.parts) == 1 and (ranking := alike(one.chain, row.source)) is not None:
+            found.setdefault(ranking, []).append(b)
+    return [
+        (which, Together([rows[b].parts[0].chain.part("read") for b in which], [rows[b].source for b in which]))
+        for which in found.values()
+    ]
+
+
+def _dots(rows: Sequence[RowLayer], q: NDArray[np.float32], i: int, out: Floats) -> None:
+    """Dot products, in float64, of the rows' queries [B, Hq, d] at the i-th step with all their keys so far -> out [B, Hkv, G, columns]."""
+    src, (many, heads, group, _) = rows[0].source, out.shape
+    prompt, wide = src.request.prompt, q.reshape(many, heads, group, -1).astype(np.float64)
+    flat = np.ascontiguousarray(wide.swapaxes(0, 1)).reshape(heads, many * group, -1)
+    found = np.matmul(flat, src.prefix.wide_k.swapaxes(1, 2)).reshape(heads, many, group, prompt)
+    out[..., :prompt] = found.swapaxes(0, 1)
+    for b, row in enumerate(rows):
+        out[b, ..., prompt : prompt + i + 1] = np.matmul(wide[b], row.source.wide_tail[:, : i + 1].swapaxes(1, 2))
+
+
+def _outputs(rows: Sequence[RowLayer], steps: Sequence[Step], weight: Floats) -> NDArray[np.float32]:
+    """f32[B, Hkv, G, dv]: weight [B, Hkv, G, n] over the values, as every row stores them."""
+    src, (many, heads, group, n) = rows[0].source, weight.shape
+    prompt, narrow = src.request.prompt, weight.astype(np.float32)
+    flat = np.ascontiguousarray(narrow[..., :prompt].swapaxes(0, 1)).reshape(heads, many * group, prompt)
+    out = np.ascontiguousarray(np.matmul(flat, src.v).reshape(heads, many, group, -1).swapaxes(0, 1))
+    for b, (row, step) in enumerate(zip(rows, steps, strict=True)):
+        if step.out is None:
+            out[b] += np.matmul(narrow[b, ..., prompt:], row.source.tail["v"][:, : n - prompt])
+        else:
+            out[b] = step.out
+    return out
 
 
 def _as_row_0(given: Given, twin: torch.Tensor) -> Given:

@@ -74,13 +74,6 @@ class Growing(Source):
             self._norms[:, self.seen] = np.sqrt(np.einsum("hd,hd->h", x := rows["k"], x, dtype=np.float64))
         self.seen += 1
 
-    def logits(self, i: int, out: Floats) -> None:
-        """Dot products of the i-th query with all keys so far -> out f64[Hkv, G, at least that many]."""
-        lay, prompt = self.layer, self.request.prompt
-        q = self.q[i].reshape(lay.kv_heads, lay.group, -1).astype(np.float64)
-        np.matmul(q, self.prefix.wide_k.swapaxes(1, 2), out=out[..., :prompt])
-        np.matmul(q, self.wide_tail[:, : i + 1].swapaxes(1, 2), out=out[..., prompt : prompt + i + 1])
-
     # -------------------------------------------------------------------------------------------- what the engine asks of a Source
     def rows(self, name: str, head: int, pos: NDArray[np.int64], out: Floats | None = None) -> Floats:
         prompt = self.request.prompt

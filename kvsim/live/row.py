@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.evolve import Course, Life, OwnTruth, decides
-from kvsim.engine.reads import Picked, Reader
+from kvsim.engine.reads import Reader
 from kvsim.geometry import Layer
 from kvsim.kernels.dense import padded
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
@@ -32,18 +33,33 @@ class Asked:
     limits: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Pick:
+    """What one kv head reads at one step: ids i64[P] of the pages there are, the chosen bool[G, P]."""
+
+    ids: NDArray[np.int64]
+    chosen: Mask
+
+
 class Deciding:
-    """One chain over all kv heads of one layer, step by step, as the replay's engine decides: what is held, what of it is read."""
+    """One chain over all kv heads of one layer, step by step, as the replay's engine decides: what is held, what of it is read.
+
+    together: the pages are picked by a Together, which puts them into `picked` before the step."""
 
     def __init__(self, source: Growing, asked: Asked, keep_picks: bool = False):
         self.source, self.heads = source, asked.heads
-        chain = allocate.for_layer(asked.chain, source.layer)
+        self.chain = allocate.for_layer(asked.chain, source.layer)
         limits = None if asked.limits is None else np.array(asked.limits, np.int64)
-        self.now = Life(source, Course(chain, limits)) if decides(chain) else None
-        read, record = chain.part("read"), self.now.bank.record if self.now else None
-        ranks = read.page is not None and read.read is not None
-        self.readers = [Reader(read, source, h, 1, record) for h in range(source.layer.kv_heads)] if ranks else None
-        self.picks: list[list[Picked]] | None = [] if keep_picks else None
+        self.now = Life(source, Course(self.chain, limits)) if decides(self.chain) else None
+        self.picks: list[list[Pick]] | None = [] if keep_picks else None
+        self.picked: tuple[NDArray[np.int64], Mask] | None = None
+
+    @cached_property
+    def readers(self) -> list[Reader] | None:
+        read, record = self.chain.part("read"), self.now.bank.record if self.now else None
+        if read.page is None or read.read is None:
+            return None
+        return [Reader(read, self.source, h, 1, record) for h in range(self.source.layer.kv_heads)]
 
     def held(self, i: int) -> Mask:
         """bool[Hkv, n]: positions that the i-th step may read, its own token among them."""
@@ -81,6 +97,12 @@ class Deciding:
     def read(self, i: int, held: Mask, dots: Floats, exact: Floats, blurred: Mask | None) -> Mask:
         """bool[Hkv, G or 1, n]: what the i-th step reads. dots, exact f64[Hkv, G, n]: dot products with keys as they are stored, and as they
         were; blurred bool[Hkv, n]: whose they differ."""
+        if self.picked is not None:
+            ids, chosen = self.picked
+            self.picked = None
+            if self.picks is not None:
+                self.picks.append([Pick(ids, x) for x in chosen])
+            return np.repeat(chosen, self.chain.part("read").page, -1)[..., : held.shape[1]]
         if self.readers is None:
             return held[:, None]
         src, lay = self.source, self.source.layer
@@ -96,7 +118,7 @@ class Deciding:
             known = exact if getattr(reader.read.index, "keys", "exact") == "exact" else dots
             picked = reader.pick(steps, t, pos, flags, q, OwnTruth(src, h, known[h][:, pos], q))
             out[h][:, pos] = picked.chosen[0][:, picked.pages.of_slots()]
-            picks.append(picked)
+            picks.append(Pick(picked.pages.id, picked.chosen[0]))
         if self.picks is not None:
             self.picks.append(picks)
         return out
@@ -112,37 +134,32 @@ class Deciding:
         self.now.settle(i, own)
 
 
-def room(layer: Layer, total: int) -> Floats:
-    """f64[3, Hkv, G, columns] for the logits and the attention of one step; as many columns at every step, a multiple of 8 (own_softmax)."""
-    return np.zeros((3, layer.kv_heads, layer.group, padded(total, 8)))
+def room(layer: Layer, rows: int, total: int) -> Floats:
+    """f64[rows, Hkv, G, columns] for the numbers of one step; as many columns at every step, a multiple of 8 (own_softmax)."""
+    return np.zeros((rows, layer.kv_heads, layer.group, padded(total, 8)))
 
 
 class RowLayer:
-    """One row in one layer. scratch: `room` for one step of one row; inject bool[total]: positions that every read takes beside what the
-    policy chose, as far as they are held."""
+    """One row in one layer. inject bool[total]: positions that every read takes beside what the policy chose, as far as they are held."""
 
-    def __init__(
-        self, source: Growing, asked: Sequence[Asked], scratch: Floats, inject: Mask | None = None, keep_picks: bool = False
-    ):
+    def __init__(self, source: Growing, asked: Sequence[Asked], inject: Mask | None = None, keep_picks: bool = False):
         self.source, self.inject = source, inject
         self.parts = [Deciding(source, x, keep_picks) for x in asked]
-        self._exact, self._dots, self._a = scratch
-        self._columns = np.tile(np.arange(scratch.shape[-1]), (source.layer.kv_heads, 1))  # every position is a slot
 
-    def step(self, i: int) -> Step:
-        """The attention of the i-th token, which was just appended, and then what becomes of the rows."""
+    def step(self, i: int, exact: Floats, weight: Floats) -> Step:
+        """The attention of the i-th token, which was just appended, and then what becomes of the rows. exact f64[Hkv, G, columns]: dot products
+        with the keys; weight, as large, is filled with the attention."""
         src, n = self.source, int(self.source.t[i]) + 1
-        exact = self._exact
-        src.logits(i, exact)
         held, read, dots, values = self._decide(i, n, exact)
         extra = self._inject(held, read, n)
         live = np.zeros((len(held), exact.shape[2]), bool)
         live[:, :n] = held
-        mask = np.zeros((*exact.shape[:2], exact.shape[2]), bool)
+        mask = np.zeros(exact.shape, bool)
         mask[..., :n] = read
-        own_softmax(dots, self._columns, 0, live, mask, src.unit, src.cap, src.sinks, self._a)
-        a = self._a[..., :n]
-        out = self._output(a, values)
+        columns = np.broadcast_to(np.arange(exact.shape[2]), live.shape)  # every position is a slot
+        own_softmax(dots, columns, 0, live, mask, src.unit, src.cap, src.sinks, weight)
+        a = weight[..., :n]
+        out = self._decoded(a, values) if values else None
         for part in self.parts:
             part.settle(i, a)
         first = src.layer.first_visible(n - 1)
@@ -167,8 +184,7 @@ class RowLayer:
             held[heads], read[heads] = live[heads], mine[heads]
             if own is not exact:
                 if dots is exact:
-                    dots = self._dots
-                    dots[:] = exact
+                    dots = exact.copy()
                 dots[heads] = own[heads]
             if (coded := part.blurred(i, "v")) is not None:
                 values.append((coded, part.decoded("v", n), heads))
@@ -182,14 +198,14 @@ class RowLayer:
         read |= (held & self.inject[:n])[:, None]
         return np.asarray(read.sum(2) - before)
 
-    def _output(self, a: Floats, values: list[tuple[Mask, NDArray[np.float32], Any]]) -> NDArray[np.float32]:
-        """f32[Hkv, G, dv]: a over the values as they are stored."""
+    def _decoded(self, a: Floats, values: list[tuple[Mask, NDArray[np.float32], Any]]) -> NDArray[np.float32]:
+        """f32[Hkv, G, dv]: a over the values as they are stored, some of them coded."""
         src, prompt = self.source, self.source.request.prompt
         weight = a.astype(np.float32)
         blurred = np.zeros((a.shape[0], a.shape[2]), bool)
         for coded, _, heads in values:
             blurred[heads] = coded[heads]
-        exact = weight if not values else np.where(blurred[:, None], np.float32(0), weight)
+        exact = np.where(blurred[:, None], np.float32(0), weight)
         out = np.matmul(exact[..., :prompt], src.v) + np.matmul(exact[..., prompt:], src.tail["v"][:, : a.shape[2] - prompt])
         for coded, decoded, heads in values:
             own = np.matmul(np.where(coded[:, None], weight, np.float32(0)), decoded)
@@ -199,11 +215,11 @@ class RowLayer:
 
 @dataclass(frozen=True)
 class Step:
-    """out f32[Hkv, G, dv]; held i64[Hkv], read i64[Hkv, G]: tokens that were held at the attention and read by it, injected ones included;
-    injected i64[Hkv, G]: those among them that the policy would not have read (None: nothing is injected); whole: all that dense attention sees
-    was read, exactly."""
+    """out f32[Hkv, G, dv], where values are coded (None: the weights over the values as they are); held i64[Hkv], read i64[Hkv, G]: tokens that
+    were held at the attention and read by it, injected ones included; injected i64[Hkv, G]: those among them that the policy would not have
+    read (None: nothing is injected); whole: all that dense attention sees was read, exactly."""
 
-    out: NDArray[np.float32]
+    out: NDArray[np.float32] | None
     held: NDArray[np.int64]
     read: NDArray[np.int64]
     injected: NDArray[np.int64] | None

@@ -101,7 +101,7 @@ def run_prompt(bench: Bench, prompt: Prompt, request: int, task: str = "") -> di
     say = bench.say if bench.tokenizer is not None and answer else None
     at = {"request": request, "task": task, "context": request_of(prompt, prompt.prefill + 1).digest}
     forced = decode(model, bench.anatomy, prefilled, bench.rows, steps, following_full)
-    open_loop = twins(forced.sources(0), bench.policies) if how.open_loop else []
+    open_loop = twins(forced.sources(0), bench.policies, heads_only=True) if how.open_loop else []
     answers = [measure.answers_table(forced, prompt, measure.FORCED_MODE, 0, at, say)]
     stepped = [measure.steps_table(forced, measure.FORCED_MODE, 0, request)]
     layers = measure.layers_table(forced, request, open_loop)

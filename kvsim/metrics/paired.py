@@ -33,6 +33,13 @@ def spearman(x: Any, y: Any) -> float:
     return float(a @ b / size) if size > 0 else float("nan")
 
 
+def auc(x: Any, solved: Any) -> float:
+    """How often a solved case has the larger x than one that is not, ties as half; NaN without one of each."""
+    place, yes = ranks(x), np.asarray(solved, bool)
+    won, lost = int(yes.sum()), int((~yes).sum())
+    return float((place[yes].sum() - won * (won - 1) / 2) / (won * lost)) if won and lost else float("nan")
+
+
 def ranks(x: Any) -> Any:
     """f64[n]: from 0, ties sharing their mean."""
     _, place, count = np.unique(np.asarray(x, np.float64), return_inverse=True, return_counts=True)

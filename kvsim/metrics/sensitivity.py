@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from kvsim.metrics.closed_loop import FULL, Study
 from kvsim.metrics.interval import FEWEST, picks
+from kvsim.metrics.live_study import FULL, Study
 
 LIMIT = 0.01  # nats a token: below it a layer bears what was done to it
 SCHEMA = {

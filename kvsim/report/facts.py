@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 import polars as pl
@@ -33,6 +35,25 @@ RECALL = (
 TELLING = (
     "The 5th percentile and the worst head of far and evidence recall are over heads with at least 1 % of their dense mass there."
 )
+NUMBERS = {"mass_recall": "attention-mass recall", "evidence": "evidence recall", "rel_l2": "output error"}
+TASKS = {"needle": "on needles", "plain": "on plain text"}
+
+
+def foretold() -> str:
+    """How well these numbers ordered policies as a running model does, as analyses/closed_loop found it."""
+    found = json.loads(files("kvsim.report").joinpath("foretold.json").read_text("utf-8"))
+    parts = []
+    for number, name in NUMBERS.items():
+        by_task = [(word, x[number]) for t, word in TASKS.items() if number in (x := found["rank_correlation_with_kl"][t])]
+        told = ", ".join(
+            f"{rho:.2f}{'' if low is None else f' ({low:.2f} to {high:.2f})'} {task}" for task, (rho, low, high) in by_task
+        )
+        parts.append(f"{name} {told}")
+    inside = f"a running {found['model']}, {found['policies']} policies at {found['tokens']} tokens"
+    return f"How well such numbers order policies as KL does in {inside}, as rank correlations: {'; '.join(parts)}."
+
+
+FORETOLD = foretold()
 FLOOR_OF_AXIS = f"An output error below {LEAST_ERROR:g}, as full attention's, stands at {LEAST_ERROR:g}."
 COLUMNS = (
     "policy",

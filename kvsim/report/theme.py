@@ -169,6 +169,11 @@ def labelled(frame: pl.DataFrame, look: Sequence[Style]) -> pl.DataFrame:
     )
 
 
+def named(frame: pl.DataFrame, look: Sequence[Style]) -> pl.DataFrame:
+    """The frame with labels where policies stand by their ids, all rows, in their order."""
+    return frame.with_columns(pl.col("policy").replace({s.policy: s.label for s in look}))
+
+
 def prepare(frame: pl.DataFrame) -> pl.DataFrame:
     """A frame fit to embed: finite floats of five digits, plain types, plain column names, at most ROW_CAP rows.
 

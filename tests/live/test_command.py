@@ -7,12 +7,23 @@ from typing import Any
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from kvsim import cli
+from kvsim.errors import BadTrace, WrongUse
 from kvsim.metrics import closed_loop, sensitivity
 from kvsim.report import theme
-from kvsim.report.charts.closed_loop import answered, borne_by_layer, predicted_against_measured
-from kvsim.report.names import labels
+from kvsim.report.charts.closed_loop import (
+    against_budget,
+    answered,
+    borne_by_layer,
+    growth_over_steps,
+    predicted_against_measured,
+)
+from kvsim.report.html import Figure
+from kvsim.report.page import report
+from kvsim.report.sections.closed_loop import look_of
+from kvsim.report.sections.closed_loop import sections as closed_loop_sections
 from tests.capture import tiny
 from tests.capture.words import SIZE, tokenizer
 
@@ -34,9 +45,9 @@ def run(capsys, *words: object) -> tuple[int, list[str], str]:
     return code, out.splitlines(), err
 
 
-@pytest.fixture
-def study(capsys, folder, tmp_path):
-    out = tmp_path / "s"
+@pytest.fixture(scope="module")
+def study(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "s"
     words = [
         folder,
         "-p",
@@ -55,10 +66,7 @@ def study(capsys, folder, tmp_path):
         "--answer",
         3,
     ]
-    code, said, err = run(capsys, *words, "--samples", 2)
-    assert (code, err) == (0, "")
-    assert said[0] == "4 prompts, 4 rows: full attention and 3 beside it"
-    assert said[-1] == str(out)
+    assert cli.main(["live", *map(str, words), "--samples", "2"]) == 0
     return closed_loop.open_study(out)
 
 
@@ -73,19 +81,49 @@ def test_a_study_of_two_tasks(study):
     assert set(closed_loop.correlations(study)["task"]) == {"needle", "plain"}
 
 
-def test_charts_of_a_study_are_valid_and_described(study):
-    named = labels([p for p in closed_loop.scores(study)["policy"].unique(maintain_order=True)])
-    look = theme.styles(named)
+def test_charts_of_a_study_take_ids_and_labels(study):
+    look = look_of(study)
+    scores = closed_loop.scores(study).filter(pl.col("task") == "plain").with_columns(score=0.5, low=0.1, high=0.9)
+    foretold = closed_loop.foretold(study).filter(pl.col("task") == "needle").with_columns(score=0.5, low=0.1, high=0.9)
+    growth = study.growth.filter(pl.col("task") == "needle")
+    for chart, frame in (
+        (answered, scores),
+        (predicted_against_measured, foretold),
+        (against_budget, foretold),
+        (growth_over_steps, growth),
+    ):
+        by_id, by_label = chart(frame, look).to_dict(), chart(theme.named(frame, look), look).to_dict()
+        assert by_id["description"]
+        assert by_id["datasets"] == by_label["datasets"]
+        drawn = {row["policy"] for rows in by_id["datasets"].values() for row in rows}
+        assert drawn <= {s.label for s in look}
+        assert len(drawn) >= 3
+    assert len(predicted_against_measured(foretold, look).to_dict()["concat"]) == 4
 
-    def labelled(frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.with_columns(pl.col("policy").replace(named))
 
-    scores = labelled(closed_loop.scores(study)).filter(pl.col("task") == "plain").with_columns(score=0.5, low=0.1, high=0.9)
-    foretold = labelled(closed_loop.foretold(study)).filter(pl.col("task") == "needle")
-    for chart in (answered(scores, look), predicted_against_measured(foretold, look)):
-        assert chart.to_dict()["description"]
-    panels = predicted_against_measured(foretold, look).to_dict()["concat"]
-    assert len(panels) == 4
+def test_the_page_of_a_study_has_every_question_of_every_task(study, tmp_path):
+    titles = {s.title: [b.name for b in s.blocks if isinstance(b, Figure)] for s in closed_loop_sections(study)}
+    kinds = ["answered", "budget", "foretold-kl", "layers", "growth"]
+    assert titles == {
+        "The closed loop": [],
+        "needle": ["needle-" + x for x in kinds],  # a model of noise solves none, so nothing is said of scores
+        "plain": ["plain-" + x for x in kinds],
+    }
+    page = report([study.path, study.path], tmp_path / "page.html").read_text()
+    assert "inside" in page
+    assert all(f"run{n}-plain-growth" in page for n in (1, 2))
+
+
+def test_a_condensed_study_says_the_same(study, tmp_path):
+    small = closed_loop.open_study(closed_loop.condense(study, tmp_path / "small"))
+    close = {"check_exact": False, "rel_tol": 1e-4, "abs_tol": 1e-6}
+    for says in (closed_loop.scores, closed_loop.foretold, closed_loop.correlations, closed_loop.by_layers, closed_loop.pairs):
+        assert_frame_equal(says(small), says(study), check_dtypes=False, **close)
+    assert_frame_equal(small.growth, study.growth, check_dtypes=False, **close)
+    with pytest.raises(BadTrace, match="a condensed study, which has no table layers"):
+        small.table("layers")
+    with pytest.raises(WrongUse, match="a study is never overwritten"):
+        closed_loop.condense(study, tmp_path / "small")
 
 
 def test_layers_one_by_one(capsys, folder, tmp_path):
@@ -100,8 +138,7 @@ def test_layers_one_by_one(capsys, folder, tmp_path):
     read = study.table("layers").group_by("policy", "layer").agg(pl.col("rel_l2").mean()).collect()
     [later] = [name for name, (_, layers) in sensitivity.tried(study).items() if layers == [1]]
     assert read.filter(pl.col("policy") == later, pl.col("layer") == 0)["rel_l2"].item() == 0  # what lies below is untouched
-    named = labels(found["policy"].unique().to_list())
-    chart = borne_by_layer(found.with_columns(pl.col("policy").replace(named)), theme.styles(named))
+    chart = borne_by_layer(found, theme.styles(found["policy"].unique(maintain_order=True)))
     assert chart.to_dict()["description"]
 
 

@@ -40,6 +40,10 @@ MORE = (
     "knorm(hold=tokens(20))",
     "h2o(hold=tokens(24)) >> quest(read=pages(3), page=4)",
     'quest(read=pages(3), page=4, heads="share", refresh=3)',
+    "quest(read=pages(2), page=4)",  # ranked with the other budget of READ
+    'quest(read=pages(3), page=4, heads="max")',
+    'quest(read=pages(3), page=4, heads="share", sinks=2)',
+    "random_read(read=pages(3), page=4)",
     'kivi(bits=2, group=8, residual=8) >> quest(read=pages(4), page=4, index=boxes(keys="recon"))',
     'kivi(bits=2, group=8, residual=8) >> quest(read=exact(r=3), page=4, index=boxes(keys="recon"))',
 )
@@ -92,7 +96,7 @@ def same_decisions(found: Decoded, b: int, tables: dict[str, Any], steps: Any, l
             for h in range(found.sources(b)[layer].layer.kv_heads):
                 for step in steps:
                     picked = part.picks[step][h]
-                    mine = [picked.pages.id[x].tolist() for x in picked.chosen[0]]
+                    mine = [picked.ids[x].tolist() for x in picked.chosen]
                     rows = [r for r in tables["plans"].to_pylist() if (r["layer"], r["kv_head"], r["step"]) == (layer, h, step)]
                     theirs = [r["pages"] for r in sorted(rows, key=lambda r: r["q_head"])]
                     assert theirs == (mine if len(theirs) > 1 else mine[:1]), (found.rows[b].id, layer, h, step)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from kvsim import tables
 from kvsim.capture import tasks
+from kvsim.capture.layers import probe
 from kvsim.capture.prompt import FORCED, FREE, QUESTION
 from kvsim.capture.recorder import ALL
 from kvsim.errors import WrongUse
+from kvsim.geometry import Need
 from kvsim.live.decode import decode
-from kvsim.live.prefill import prefill
+from kvsim.live.needs import attended, needs_of
+from kvsim.live.prefill import prefill, recorded
 from kvsim.live.study import How, bench, run, running
 from kvsim.live.twins import twins
+from kvsim.metrics import closed_loop
+from kvsim.policies.keep.streaming_llm import streaming_llm
 from kvsim.replay.run import replay
 from kvsim.trace.open import open_trace
 from kvsim.trace.write import TraceWriter
+from kvsim.units import tokens
 from tests.capture import tiny, words
 
 POLICIES = ("h2o(hold=tokens(999))", "h2o(hold=share(0.2))", "quest(read=share(0.2), page=8)")
@@ -101,6 +109,7 @@ def test_a_study_that_stopped_goes_on_and_ends_with_the_same_rows(study, tmp_pat
         assert next(stopped)[0] == n
         stopped.close()
     assert not (tmp_path / "s").exists()
+    assert closed_loop.scores(closed_loop.open_study(tmp_path / "s.partial"))["samples"].max() == 2
     with pytest.raises(WrongUse, match="begun with another model, policies"):
         run(bench(model(), POLICIES[1:], words.tokenizer(), HOW), prompts(), tmp_path / "s")
     assert [n for n, _ in running(found, prompts(), tmp_path / "s")] == [2]
@@ -108,6 +117,19 @@ def test_a_study_that_stopped_goes_on_and_ends_with_the_same_rows(study, tmp_pat
         assert read(tmp_path / "s", name).equals(read(study, name))
     with pytest.raises(WrongUse, match="a study is never overwritten"):
         run(found, prompts(), tmp_path / "s")
+
+
+def test_twins_that_write_heads_alone_write_the_same_heads():
+    found = bench(model(), (*POLICIES, "kivi(bits=2, group=8, residual=8)", "random_read(read=pages(3))"), words.tokenizer(), HOW)
+    prompt = prompts()[0][1]
+    needs = recorded(needs_of(found.policies, found.layers), prompt.prefill)
+    prefilled = prefill(found.model, found.anatomy, found.layers, prompt, needs)
+    sources = decode(found.model, found.anatomy, prefilled, found.rows, len(prompt.fed) + 2).sources(0)
+    for whole, brief in zip(twins(sources, found.policies), twins(sources, found.policies, heads_only=True), strict=True):
+        assert list(brief) == ["heads"]
+        measured = [c for c in brief["heads"].column_names if brief["heads"][c].null_count < brief["heads"].num_rows]
+        assert {"mass_recall", "rel_l2", "evidence_read", "evidence_dense", "read_tokens"} <= set(measured)
+        assert brief["heads"].select(measured).equals(whole["heads"].select(measured))
 
 
 def test_a_trace_of_row_0_replays_to_the_tables_of_the_twins(tmp_path):
@@ -158,3 +180,30 @@ def test_what_a_study_cannot_do_is_refused_by_name():
     small.train()
     with pytest.raises(WrongUse, match="training mode"):
         bench(small, POLICIES)
+    compiled, odd = torch.compile(model()), model()
+    with pytest.raises(WrongUse, match="the model is compiled"):
+        bench(compiled, POLICIES)
+    odd.config._attn_implementation = "flex_attention"
+    with pytest.raises(WrongUse, match="attention backend"):
+        bench(odd, POLICIES)
+    with pytest.raises(
+        WrongUse, match=r"wants needs index_table: a running model does not have it; replay a trace that does \(layer 0\)"
+    ):
+        bench(model(), [wants(hold=tokens(9))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class wants(streaming_llm):
+    """Asks for a table that nothing supplies."""
+
+    @property
+    def needs(self):
+        return frozenset({Need("index_table")})
+
+
+def test_a_layer_that_attends_to_the_rows_of_another_is_refused():
+    anatomy = probe(model())
+    first, second = anatomy.layers
+    shared = replace(anatomy, layers=[first, replace(second, kv_source_layer=0)])
+    with pytest.raises(WrongUse, match="layer 1 attends to the rows of layer 0"):
+        attended(shared)

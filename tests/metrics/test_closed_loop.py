@@ -14,9 +14,20 @@ from hypothesis import strategies as st
 
 from kvsim import tables
 from kvsim.errors import BadTrace
-from kvsim.metrics import closed_loop, sensitivity
-from kvsim.metrics.closed_loop import FULL, correlations, family, foretold, growth, misleading, open_study, pairs, scores
-from kvsim.metrics.paired import ranks, sign_test, spearman, wilson
+from kvsim.metrics import sensitivity
+from kvsim.metrics.closed_loop import (
+    FULL,
+    by_layers,
+    correlations,
+    family,
+    finding,
+    foretold,
+    misleading,
+    open_study,
+    pairs,
+    scores,
+)
+from kvsim.metrics.paired import auc, ranks, sign_test, spearman, wilson
 from kvsim.policies.language import parse_policy, per_layer
 
 H2O, QUEST, TOVA = (parse_policy(x).id for x in ("h2o(hold=share(0.5))", "quest(read=share(0.25))", "tova(hold=share(0.5))"))
@@ -60,6 +71,14 @@ def test_spearman_is_the_correlation_of_mean_ranks(x, seed):
     assert np.isnan(found) if len(set(x)) == 1 else found == pytest.approx(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), max_size=12))
+def test_auc_is_how_often_a_solved_case_is_above(cases):
+    won, lost = ([x for x, solved in cases if solved is what] for what in (True, False))
+    found = auc([x for x, _ in cases], [solved for _, solved in cases])
+    naive = [(a > b) + (a == b) / 2 for a, b in product(won, lost)]
+    assert found == pytest.approx(np.mean(naive)) if naive else np.isnan(found)
+
+
 # ------------------------------------------------------------------------------------------------ a study by hand
 def written(folder, solved, twice=(), forms=()):
     """solved {policy: one score a context, None where full attention fails}; twice: contexts of two prompts, the second solved by nobody."""
@@ -100,7 +119,7 @@ def written(folder, solved, twice=(), forms=()):
         columns = {c: [r.get(c) for r in rows] for c in dict.fromkeys(k for r in rows for k in r)}
         schema = tables.LIVE_TABLES[name]
         tables.write(folder / f"{name}.parquet", [tables.table(name, columns, schema)])
-    about = {"schema": tables.LIVE_SCHEMA, "policies": [{"id": p, "form": p} for p in [FULL, *solved]]}
+    about = {"schema": tables.LIVE_SCHEMA, "layers": [0, 1], "policies": [{"id": p, "form": p} for p in [FULL, *solved]]}
     about["policies"] = [{"id": p.id, "form": p.form} for p in forms] or about["policies"]
     (folder / "live.json").write_text(json.dumps(about))
     return open_study(folder)
@@ -124,6 +143,12 @@ def test_a_context_counts_once_and_what_full_attention_fails_is_told_apart(study
     assert found[H2O]["kl_question"] == pytest.approx(0.1)
 
 
+def test_evidence_is_found_where_half_of_its_mass_was_read(study):
+    assert study.hits.select("first_hit", "hits", "all_read").unique().rows() == [(0, 2, 0)]
+    assert set(finding(study)["number"]) == {"first_hit", "hits", "all_read"}
+    assert finding(study)["auc"].unique().to_list() == [0.5]  # the same everywhere tells nothing
+
+
 def test_pairs_are_compared_on_the_same_contexts(study):
     found = {(r["first"], r["second"]): r for r in pairs(study).iter_rows(named=True)}
     row = found[H2O, TOVA]
@@ -144,8 +169,10 @@ def test_what_the_open_loop_foretold_stands_beside_what_was_measured(study):
     recall = correlations(study).filter(pl.col("predictor") == "open_mass_recall", pl.col("outcome") == "kl").row(0, named=True)
     assert recall["rho"] == pytest.approx(-1)
     assert {r["first"] for r in misleading(study).iter_rows(named=True) if r["predictor"] == "open_mass_recall"} == {TOVA}
-    assert closed_loop.by_layer(study)["rho"].drop_nulls().is_between(-1, 1).all()
-    last = growth(study).filter(pl.col("policy") == TOVA).row(2, named=True)
+    assert found[TOVA]["read"] == pytest.approx(1 / 4)
+    groups = by_layers(study).filter(pl.col("predictor") == "open_rel_l2")
+    assert groups.select("layers", "rho").rows() == [("0", pytest.approx(1)), ("1", pytest.approx(1))]
+    last = study.growth.filter(pl.col("policy") == TOVA).row(2, named=True)
     assert (last["closed"], last["open"]) == pytest.approx((0.6, 0.3))
 
 

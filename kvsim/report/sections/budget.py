@@ -52,8 +52,12 @@ def _quality(view: View, curves: pl.DataFrame) -> list[Figure]:
         "ran with: policies whose heads pick together or for themselves compare fairly only here. Lines and points as above, means over heads."
     )
     told = {
-        "tokens": ("What does reading more tokens buy?", how, [facts.FLOOR_OF_AXIS, *beside, STATISTICS, facts.TELLING, LEGEND]),
-        "bytes": ("Who loses least for the same bytes?", rows, [*beside, STATISTICS, facts.TELLING, LEGEND]),
+        "tokens": (
+            "What does reading more tokens buy?",
+            how,
+            [facts.FORETOLD, facts.FLOOR_OF_AXIS, *beside, STATISTICS, facts.TELLING, LEGEND],
+        ),
+        "bytes": ("Who loses least for the same bytes?", rows, [facts.FORETOLD, *beside, STATISTICS, facts.TELLING, LEGEND]),
     }
     return [
         view.figure(
@@ -98,7 +102,13 @@ def _memory(view: View) -> list[Figure]:
     chart = memory_saved(data, view.look, view.floor)
     return [
         view.figure(
-            "memory", "What does the memory saved cost?", how, chart, data, [STATISTICS, facts.TELLING, LEGEND], clickable=True
+            "memory",
+            "What does the memory saved cost?",
+            how,
+            chart,
+            data,
+            [facts.FORETOLD, STATISTICS, facts.TELLING, LEGEND],
+            clickable=True,
         )
     ]
 

@@ -37,7 +37,7 @@ def _fate(view: View, whole: pl.DataFrame) -> list[Figure]:
         f"coded mass is blurred. Beside it the output error, which also sees what coding costs. {ERRORS}"
     )
     chart = mass_by_fate(parts, whole, view.look, view.floor)
-    return [view.figure("fate", "Where did the attention mass go?", how, chart, parts, [facts.FLOOR_OF_AXIS])]
+    return [view.figure("fate", "Where did the attention mass go?", how, chart, parts, [facts.FORETOLD, facts.FLOOR_OF_AXIS])]
 
 
 def _blame(view: View) -> list[Figure]:
@@ -69,7 +69,7 @@ def _often(view: View) -> list[Figure]:
             "0 % is evidence missed outright."
         )
     chart = how_often(errors, recalls, view.look, view.floor)
-    return [view.figure("often", "How often is the output far off?", how, chart, found, [LEGEND], clickable=True)]
+    return [view.figure("often", "How often is the output far off?", how, chart, found, [facts.FORETOLD, LEGEND], clickable=True)]
 
 
 def _found(view: View) -> list[Figure]:
@@ -84,7 +84,7 @@ def _found(view: View) -> list[Figure]:
         description="Share of the tokens with the largest logits and of the pages with most mass that each policy read, and its output error."
     )
     pages = data.filter(pl.col(names[-1]).is_not_null()) if len(names) > 3 else data
-    notes = view.without(pages, "it reads no pages, where pages are asked for")
+    notes = [facts.FORETOLD, *view.without(pages, "it reads no pages, where pages are asked for")]
     title = "Are the tokens and pages that matter most among those read?"
     return [view.figure("found", title, how, chart, data, [n.replace("Not drawn", "Only tokens are drawn") for n in notes])]
 
