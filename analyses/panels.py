@@ -75,6 +75,81 @@ def lines(
     return grid(panel, cells, list(y), said)
 
 
+def sweep(
+    frame: pl.DataFrame,
+    y: dict[str, alt.Y],
+    x: str,
+    styles: Sequence[Style],
+    said: str,
+    places: Sequence[str] | None = None,
+    numeric: bool = False,
+    none: str = "",
+) -> alt.VConcatChart:
+    """Figures of `analyses.figures`: a row per figure (its axis with field `value`), a column per cell, a line per line with its interval as a
+    band or, at a few places without order of size, as a bar. x: the title of the axis; places: their order (default: that of the rows)."""
+    cells = frame["cell"].unique(maintain_order=True).to_list()
+    at = list(places or frame["at"].unique(maintain_order=True).to_list())
+    if numeric:
+        frame = frame.with_columns(pl.col("at").cast(pl.Float64))
+        across: alt.X = alt.X("at:Q", title=x, axis=alt.Axis(tickCount=5))
+    else:
+        across = alt.X(
+            "at:N", title=x, sort=at, scale=alt.Scale(domain=at), axis=alt.Axis(labelAngle=0 if len("".join(at)) < 36 else -40)
+        )
+    focus, opacity = focus_on_policy()
+    channels = theme.policy_channels(styles, "line" if numeric else "point")
+    named = frame.rename({"line": "policy"})
+
+    def panel(cell: str, figure: str) -> alt.LayerChart:
+        mine = theme.labelled(named.filter(pl.col("cell") == cell, pl.col("figure") == figure), styles)
+        mine = mine.select("policy", "at", "value", "low", "high", "contexts").drop_nulls("value")
+        if mine.is_empty():
+            return layered(alt.Chart(pl.DataFrame({"none": [0]})).mark_text().encode(text=alt.value(none)))
+        tip = [alt.Tooltip("policy:N"), alt.Tooltip("at", type="quantitative" if numeric else "nominal")]
+        tip += [alt.Tooltip(f"{n}:Q", format=".4~g") for n in ("value", "low", "high")]
+        base = alt.Chart(theme.prepare(mine)).encode(x=across, opacity=opacity, tooltip=tip)
+        low, high = alt.Y("low:Q", title=y[figure]["title"]), alt.Y2("high:Q")
+        colour = channels["color"]
+        if numeric:
+            band = base.mark_area(aria=False, opacity=0.15, interpolate="linear").encode(y=low, y2=high, color=colour)
+            layers = [band.encode(opacity=alt.value(0.15)), base.mark_line(aria=False).encode(y=y[figure], **channels)]
+        else:
+            line = base.mark_line(aria=False, strokeWidth=1.2).encode(y=y[figure], color=colour)
+            bars = base.mark_rule(aria=False, strokeWidth=1.5).encode(y=low, y2=high, color=colour)
+            layers = [line, bars, base.mark_point(aria=False, filled=True, size=50).encode(y=y[figure], **channels)]
+        chart = layered(*layers)
+        return chart.add_params(focus) if (cell, figure) == (cells[0], next(iter(y))) else chart
+
+    return grid(panel, cells, list(y), said)
+
+
+def axis(title: str, low: float | None = None, high: float | None = None, form: str = "~g", log: bool = False) -> alt.Y:
+    """An axis of `value`, from low to high (None: as far as the values reach)."""
+    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=low == 0)
+    if high is not None:
+        scale = alt.Scale(domain=[low or 0, high])
+    return alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(minExtent=38, format=form, tickCount=5))
+
+
+_COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, _ in theme.SPARE))
+
+
+def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:
+    """Lines in the palette's order, each with a shape of its own; an oracle, random pages and full attention look as in the report."""
+    kin = {"oracle": "oracle", "random": "random_read", "full": "full"}
+    out, rest = [], iter(_COLOURS * 2)
+    for i, name in enumerate(names):
+        family = next((f for start, f in kin.items() if name.startswith(start)), None)
+        colour, dash = (
+            (theme.FAMILIES[family][0], theme.FAMILIES[family][2])
+            if family
+            else (next(rest), [1, 0] if i < len(_COLOURS) else [6, 3])
+        )
+        shape = theme.FAMILIES[family][3] if family else theme.SHAPES[i % len(theme.SHAPES)]
+        out.append(Style(name, name, *fixed.get(name, (colour, dash)), shape))
+    return out
+
+
 def grid(
     panel: Callable[[str, str], alt.Chart | alt.LayerChart], cells: Sequence[str], measures: Sequence[str], said: str
 ) -> alt.VConcatChart:

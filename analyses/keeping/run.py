@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from analyses.keeping import charts, words
 from analyses.keeping.measure import measure, swinging
-from analyses.page import ROOT, Analysis, Question, main
+from analyses.old_page import ROOT, Analysis, Question, main
 
 REVERSAL = ROOT / "traces" / "smollm2-reversal"
 TITLES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from analyses.page import ROOT, Analysis, Question, main
+from analyses.old_page import ROOT, Analysis, Question, main
 from analyses.reading import charts, words
 from analyses.reading.measure import measure
 

@@ -12,7 +12,7 @@ import kvsim
 from analyses.keeping import measure as of
 from analyses.keeping import run
 from analyses.keeping.measure import CODES, EVICT, H2O, ORACLE, QEVICT, RANDOM, THREE, TWO, at_bytes, measure
-from analyses.page import BEGIN, END
+from analyses.old_page import BEGIN, END
 
 README = run.ANALYSIS.readme.read_text("utf-8")
 MODEL, SWING = "smollm2-reversal", "swing"

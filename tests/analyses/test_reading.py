@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from analyses.cells import EVERY, chosen, spread
-from analyses.page import BEGIN, END
+from analyses.old_page import BEGIN, END
 from analyses.reading import run
 from analyses.reading.measure import MULTIBOX, ORACLE, QUEST, RANDOM, age, by_bytes, measure
 

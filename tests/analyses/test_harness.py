@@ -1,0 +1,189 @@
+"""How the analyses count: figures from sums, intervals over contexts, verdicts, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from analyses import contexts, words
+from analyses.__main__ import main
+from analyses.figures import HOLDS, NOT, OPEN, SCHEMA, UNTOLD, Claim, Figures, Verdict, by_cell, judge, mean, rows, share, told
+from analyses.question import Numbers
+from kvsim.errors import KvsimError
+from kvsim.metrics.interval import FEWEST
+
+
+def table(values, below=1.0, cell="a: answer", line="quest"):
+    """One figure of as many contexts as there are values."""
+    at = {"cell": cell, "context": [f"c{i}" for i in range(len(values))], "figure": "recall", "line": line, "at": ""}
+    return pl.DataFrame(at | {"top": values, "below": below}, SCHEMA)
+
+
+def claim(lo=0.5, hi=1.0, so="so", **more):
+    return Claim("they say", "the number", lambda f: f("recall", "quest"), (lo, hi), so, "not so", **more)
+
+
+# ---------------------------------------------------------------------------------------------- figures
+def test_a_figure_is_a_ratio_of_sums_over_contexts():
+    f = Figures("a", table([1.0, 3.0], [1.0, 9.0]))
+    assert f("recall", "quest")[0] == 0.4
+    assert f.frame().select("value", "low", "high").row(0) == (0.4, None, None)
+
+
+def test_an_interval_is_that_of_resampled_contexts():
+    values = np.linspace(0, 1, 12)
+    value, low, high = told(Figures("a", table(values))("recall", "quest"))
+    rng = np.random.default_rng(1)
+    other = np.percentile([rng.choice(values, 12).mean() for _ in range(4000)], [2.5, 97.5])
+    assert value == pytest.approx(0.5)
+    assert (low, high) == pytest.approx(other, abs=0.02)
+
+
+def test_differences_are_paired():
+    rng = np.random.default_rng(0)
+    base = rng.random(FEWEST)
+    f = Figures("a", pl.concat([table(base), table(base + 0.1, line="other")]))
+    assert told(f("recall", "other") - f("recall", "quest"))[1:] == pytest.approx((0.1, 0.1))
+
+
+def test_a_figure_that_is_not_there_is_named_with_its_nearest():
+    with pytest.raises(KvsimError, match=r"no figure 'recall / qest / ', did you mean 'recall / quest / '"):
+        Figures("a", table([1.0]))("recall", "qest")
+
+
+def test_rows_are_sums_by_role_line_and_place():
+    frame = pl.DataFrame(
+        {"policy": ["q", "q", "q"], "role": ["answer"] * 2 + ["question"], "x": [1.0, None, 4.0], "w": [2.0, 2.0, 8.0]}
+    )
+    found = rows(frame, {"mean": mean("x"), "share": share("x", "w")}).sort("figure", "role").rows()
+    assert found == [
+        ("answer", "mean", "q", "", 1.0, 1.0),
+        ("question", "mean", "q", "", 4.0, 1.0),
+        ("answer", "share", "q", "", 1.0, 2.0),
+        ("question", "share", "q", "", 4.0, 8.0),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([0.8] * FEWEST, HOLDS),
+        ([0.2] * FEWEST, NOT),
+        ([0.2, 0.9] * (FEWEST // 2), UNTOLD),
+        ([0.8] * (FEWEST - 1), UNTOLD),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval(values, word):
+    assert [v.word for v in judge(claim(), by_cell(table(values)))] == [word]
+
+
+def test_a_claim_speaks_of_its_cells_only():
+    both = by_cell(pl.concat([table([0.8] * FEWEST), table([0.8] * FEWEST, cell="b: question")]))
+    assert [v.cell for v in judge(claim(cells="answer"), both)] == ["a: answer"]
+    assert judge(Claim("", "", lambda f: f("recall", "quest") * math.nan, None, ""), both) == []
+
+
+def test_words_follow_the_verdicts():
+    of = [Verdict("a", 8, 0.8, 0.7, 0.9, HOLDS), Verdict("b", 8, 0.2, 0.1, 0.3, NOT), Verdict("c", 9, 0.5, 0.1, 0.9, UNTOLD)]
+    assert words.verdict(of) == "**Holds** on a; **does not hold** on b; **cannot be told** with 9 contexts on c."
+    assert words.verdict(of[:1]) == "**Holds**."
+    assert words.finding(claim(), of) == "A: so B: not so"
+    assert words.finding(claim(), of[:1]) == "So"
+    assert words.finding(claim(so="as much as {}"), [of[0], of[0]]) == "As much as 80.0%"
+    assert words.spanned(of, ".1f") == "0.2–0.8"
+    assert words.finding(claim(), of[2:]) == ""
+    assert words.numbers(claim(), of[:1]) == "The number: a 80.0% [70.0%, 90.0%]."
+    assert words.verdict([Verdict("a", 8, 1, 1, 1, OPEN)]) == "**Left open by the notes**."
+
+
+def test_only_what_stands_between_the_marks_is_rewritten():
+    old = f"before\n{words.BEGIN}\nold\n{words.END}\nafter"
+    new = words.rewritten(old, "x")
+    assert new == f"before\n{words.BEGIN}\n\nx\n\n{words.END}\nafter"
+    assert words.rewritten(new, "x") == new
+
+
+# ---------------------------------------------------------------------------------------------- kept numbers
+def numbers(values, digest="d"):
+    return Numbers(table(values), {f"c{i}": digest for i in range(len(values))}, ["a model"])
+
+
+def test_numbers_come_back_as_they_were_written(tmp_path):
+    kept = numbers([0.1, 0.2])
+    kept.write(tmp_path / "numbers.parquet", "the command")
+    back = Numbers.read(tmp_path / "numbers.parquet")
+    assert back.table.equals(kept.table)
+    assert (back.digests, back.models, back.version) == (kept.digests, kept.models, kept.version)
+
+
+def test_numbers_of_another_version_are_refused(tmp_path, monkeypatch):
+    numbers([0.1]).write(tmp_path / "numbers.parquet", "")
+    monkeypatch.setattr("kvsim.__version__", "9.9.9")
+    with pytest.raises(KvsimError, match=r"numbers of kvsim .*, this is 9.9.9; measure again: python -m analyses"):
+        Numbers.read(tmp_path / "numbers.parquet")
+    with pytest.raises(KvsimError, match=r"not there; measure it: python -m analyses"):
+        Numbers.read(tmp_path / "other.parquet")
+
+
+def test_another_trace_takes_no_place():
+    kept, one = numbers([0.1] * FEWEST), numbers([0.1])
+    assert kept.replaced(one).table.equals(kept.table)
+    with pytest.raises(KvsimError, match=r"c0 .* is another trace than that of the kept numbers"):
+        kept.replaced(numbers([0.1], "other"))
+    with pytest.raises(KvsimError, match=r"c8 .* is not among the kept numbers"):
+        numbers([0.1] * FEWEST).replaced(numbers([0.1] * 9))
+
+
+def test_rows_that_moved_and_figures_that_left_are_told():
+    kept = numbers([0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 0.4])
+    assert kept.moved(numbers([0.1 + 1e-6, 0.2])) == []
+    [moved] = kept.moved(numbers([0.15]))
+    assert "c0 (a: answer): recall / quest /  was 0.1, is 0.15" in moved
+    assert any("left [" in line for line in kept.moved(numbers([0.9] * 8)))
+
+
+# ---------------------------------------------------------------------------------------------- contexts
+def test_too_few_contexts_are_refused_by_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVSIM_CACHE", str(tmp_path))
+    with pytest.raises(
+        KvsimError, match=r"needle/short/smollm2: 0 contexts under .* a finding needs 8; capture them with: python tools"
+    ):
+        contexts.of_study("needle/short/smollm2")
+    assert contexts.of_study("needle/short/smollm2", 0) == []
+
+
+def test_a_run_of_another_trace_is_refused():
+    run = SimpleNamespace(path="build/runs/x", info={"trace": {"sha256": "aa"}})
+    with pytest.raises(KvsimError, match="build/runs/x: a run of another trace"):
+        contexts.check_same(run, SimpleNamespace(id="t", sha256="bb"))
+
+
+def test_a_replay_is_kept_and_named_as_asked(monkeypatch, tmp_path):
+    monkeypatch.setattr(contexts, "RUNS", tmp_path)
+    small = contexts.small()
+    asked = {"few": "quest(read=tokens(32))", "the same": "quest(read=tokens(32), page=16)"}
+    heads = small.replay(asked, steps=range(30))("heads")
+    assert heads.group_by("policy").len().rows_by_key("policy") == {
+        "few": [(225,)],
+        "the same": [(225,)],
+    }  # 25 steps of the answer, 9 heads
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr("kvsim.replay", None)
+    assert small.replay(asked, steps=range(30))("heads").equals(heads, null_equal=True)
+
+
+def test_steps_and_layers_are_thinned_evenly():
+    assert contexts.chosen(np.array([1, 1, 3] + [2] * 70)) == [0, 1, 2, *range(3, 73, contexts.EVERY)]
+    assert contexts.spread([4, 18, 23]) == [4, 18, 23]
+    assert contexts.spread(list(range(30))) == [0, 10, 19, 29]
+    assert contexts.spread([4, 18, 23], 1) == [18]
+
+
+def test_a_question_that_is_not_there(capsys):
+    assert main(["boxs"]) == 2
+    assert "no question 'boxs'; there are boxes" in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""Every question: its README is what its numbers say, its numbers rest on enough contexts, and a small part of them is measured again."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from analyses import words
+from analyses.__main__ import questions
+from analyses.contexts import small
+from analyses.figures import judge
+from analyses.question import Numbers
+from kvsim.metrics.interval import FEWEST
+
+EVERY = {q.name: q for q in questions([])}
+
+
+@pytest.fixture(params=sorted(EVERY))
+def question(request):
+    return EVERY[request.param]
+
+
+def test_the_readme_is_written_from_the_numbers(question):
+    assert words.block(question, question.kept.figures()) in (question.folder / "README.md").read_text("utf-8")
+
+
+def test_every_verdict_rests_on_enough_contexts_of_the_study(question):
+    for claim in question.claims:
+        found = judge(claim, question.kept.figures())
+        assert found, claim.notes
+        for v in found:
+            assert v.contexts >= FEWEST
+            assert v.cell.startswith(question.cells)
+            assert v.low <= v.value <= v.high
+
+
+def test_the_small_part_is_measured_again(question):
+    again = Numbers.measured(question, [small()])
+    assert again.table.height > 0
+    assert question.kept.moved(again) == []
+
+
+def test_charts_draw_all_that_is_kept(question):
+    frame = pl.concat([f.frame() for f in question.kept.figures()])
+    for chart in question.charts:
+        figure = chart.figure(frame)
+        assert set(chart.figures) <= set(frame["figure"])
+        assert "ull attention" in chart.how  # drawn, or named as absent
+        assert figure.spec["vconcat"]
