@@ -81,13 +81,15 @@ class Tables:
             frame = frame.join(
                 self.run.scan("heads").select("request", "step", "role").unique(), on=["request", "step"], how="left"
             )
-            columns.append("role")
-        if "role" in columns:
-            frame = frame.filter(pl.col("role").is_in(self.roles())).with_columns(
-                role=pl.col("role").cast(pl.Int64).replace_strict(ROLES, return_dtype=pl.String)
-            )
+        return self.named(frame.collect())
+
+    def named(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A frame with the run's own ids -> the same with policies and roles in words, without roles that have too few steps."""
+        if "role" in frame.columns:
+            told = pl.col("role").cast(pl.Int64).replace_strict(ROLES, return_dtype=pl.String)
+            frame = frame.filter(pl.col("role").is_in(self.roles())).with_columns(role=told)
         names = pl.DataFrame({"name": list(self.ids), "policy": list(self.ids.values())})
-        mine = frame.collect().with_columns(pl.col("policy").cast(pl.String)).join(names, on="policy")
+        mine = frame.with_columns(pl.col("policy").cast(pl.String)).join(names, on="policy")
         return mine.with_columns(policy=pl.col("name")).drop("name")
 
     def roles(self) -> list[int]:

@@ -45,7 +45,7 @@ def rows(
     """A table of one context -> role, figure, line, at, top, below: every figure's two sums for each role, line and place along x
     (columns or expressions; a table without a column `at` or `role` has the place, the role "")."""
     named = {"line": line, "at": at}
-    if at == "at" and "at" not in table.columns:
+    if isinstance(at, str) and at not in table.columns:
         named["at"] = pl.lit("")
     if "role" not in table.columns:
         table = table.with_columns(role=pl.lit(""))
@@ -58,6 +58,10 @@ def rows(
 
 
 # ---------------------------------------------------------------------------------------------- figures
+class NoFigure(KvsimError):
+    """A cell has no such number: nobody looks at the evidence there, or it is written otherwise."""
+
+
 class Figures:
     """The figures of one cell: f("slack", "quest", "16") -> Draws. The same contexts are drawn for all, so that differences and ratios of
     them are paired. Below eight contexts there are no draws, so no interval."""
@@ -72,7 +76,7 @@ class Figures:
         key = figure, line, str(at)
         if key not in self._sums:
             near = get_close_matches(" / ".join(key), [" / ".join(map(str, k)) for k in self._sums], 1)
-            raise KvsimError(f"{self.cell}: no figure {' / '.join(key)!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+            raise NoFigure(f"{self.cell}: no figure {' / '.join(key)!r}" + (f", did you mean {near[0]!r}?" if near else ""))
         part = self._sums[key]
         at_ = [self.contexts.index(c) for c in part["context"]]
         top, below = np.zeros(len(self.contexts)), np.zeros(len(self.contexts))
@@ -156,14 +160,19 @@ class Verdict:
 
 def judge(claim: Claim, cells: Sequence[Figures]) -> list[Verdict]:
     """A verdict per cell that the claim speaks of and that has the number: it holds when the whole interval lies in the claimed range, does not
-    when all of it lies outside, and cannot be told else."""
-    out = []
-    for f in cells:
-        if claim.cells not in f.cell:
+    when all of it lies outside, and cannot be told else. Raises NoFigure when no cell has it."""
+    asked = [f for f in cells if claim.cells in f.cell]
+    out, missing = [], []
+    for f in asked:
+        try:
+            value, low, high = told(claim.number(f))
+        except NoFigure as e:
+            missing.append(e)
             continue
-        value, low, high = told(claim.number(f))
         if math.isfinite(value):
             out.append(Verdict(f.cell, len(f.contexts), value, low, high, _word(claim.claimed, low, high)))
+    if missing and len(missing) == len(asked):
+        raise missing[0]
     return out
 
 

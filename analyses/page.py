@@ -16,15 +16,13 @@ from kvsim.report.html import Section, Table, render
 
 
 def write(question: Question, mine: Numbers, out: Path, command: str, every: bool = False, png: Path | None = None) -> None:
-    """every: cells with too few contexts for an interval are shown, too."""
+    """Findings, charts, claims with their numbers, cells. every: cells with too few contexts for an interval are shown, too."""
     cells = mine.figures(every)
     frame = pl.concat([f.frame() for f in cells])
     figures = [c.figure(frame) for c in question.charts]
-    rows = []
-    for c in question.claims:
-        found = judge(c, cells)
-        rows.append((c.notes, words.numbers(c, found), words.verdict(found).replace("**", ""), words.finding(c, found)))
-    table = Table("What the notes say, and what was found", ("claim", "number", "verdict", "finding"), rows)
+    judged = [(c, judge(c, cells)) for c in question.claims]
+    found = [f"{text}." if text[-1] != "." else text for c, of in judged if (text := words.finding(c, of))]
+    claims = [f"The notes: {c.notes} {words.numbers(c, of)} {words.verdict(of)}".replace("**", "") for c, of in judged]
     counted = Table("Cells", ("cell", "contexts"), [(f.cell, str(len(f.contexts))) for f in cells], notes=_notes(mine))
     facts = [
         ("command", command),
@@ -33,8 +31,12 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
         ("traces", ", ".join(f"{name} {digest[:8]}" for name, digest in mine.digests.items())),
         ("replay", "open loop: queries come from the run with full attention, so no task was solved with these policies"),
     ]
-    sections = [Section("Claims", blocks=[table]), Section("Measurements", blocks=figures)]
-    sections.append(Section("What this rests on", facts=facts, blocks=[counted]))
+    sections = [
+        Section("Found", text=found or ["Nothing: no cell has enough contexts."]),
+        Section("Measurements", blocks=figures),
+        Section("Claim by claim", text=claims),
+        Section("What this rests on", facts=facts, blocks=[counted]),
+    ]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(render(question.title, [question.lead], sections, list(question.labels)), encoding="utf-8")
     if png:

@@ -131,7 +131,7 @@ def axis(title: str, low: float | None = None, high: float | None = None, form: 
     return alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(minExtent=38, format=form, tickCount=5))
 
 
-_COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, _ in theme.SPARE))
+_COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, _ in theme.SPARE), theme.FAMILIES["snapkv"][0])
 
 
 def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:

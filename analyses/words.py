@@ -26,6 +26,8 @@ def verdict(found: Sequence[Verdict]) -> str:
 
 
 def numbers(claim: Claim, found: Sequence[Verdict]) -> str:
+    if not found:
+        return ""
     return f"{_upper(claim.of)}: " + "; ".join(f"{v.cell} {v.said(claim.form)}" for v in found) + "."
 
 
@@ -49,8 +51,7 @@ def block(question: Question, cells: Sequence[Figures]) -> str:
     judged = [(c, judge(c, cells)) for c in question.claims]
     findings = [f"* {text}" for c, found in judged if (text := finding(c, found))]
     claims = [
-        f"{i}. *The notes:* {c.notes}\n   {numbers(c, found) if found else ''}\n   {verdict(found)}"
-        for i, (c, found) in enumerate(judged, 1)
+        f"{i}. *The notes:* {c.notes}\n   {numbers(c, found)}\n   {verdict(found)}" for i, (c, found) in enumerate(judged, 1)
     ]
     rests = "; ".join(f"{f.cell} ({len(f.contexts)})" for f in cells)
     return (

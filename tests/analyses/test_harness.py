@@ -11,7 +11,7 @@ import pytest
 
 from analyses import contexts, words
 from analyses.__main__ import main
-from analyses.figures import HOLDS, NOT, OPEN, SCHEMA, UNTOLD, Claim, Figures, Verdict, by_cell, judge, mean, rows, share, told
+from analyses.figures import HOLDS, NOT, OPEN, SCHEMA, UNTOLD, Claim, Figures, NoFigure, Verdict, by_cell, judge, mean, rows, share, told
 from analyses.question import Numbers
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
@@ -86,6 +86,13 @@ def test_a_claim_speaks_of_its_cells_only():
     both = by_cell(pl.concat([table([0.8] * FEWEST), table([0.8] * FEWEST, cell="b: question")]))
     assert [v.cell for v in judge(claim(cells="answer"), both)] == ["a: answer"]
     assert judge(Claim("", "", lambda f: f("recall", "quest") * math.nan, None, ""), both) == []
+
+
+def test_a_cell_without_the_number_has_no_verdict_and_no_cell_at_all_is_an_error():
+    both = by_cell(pl.concat([table([0.8] * FEWEST), table([0.8] * FEWEST, cell="b", line="other")]))
+    assert [v.cell for v in judge(claim(), both)] == ["a: answer"]
+    with pytest.raises(NoFigure):
+        judge(claim(), both[1:])
 
 
 def test_words_follow_the_verdicts():

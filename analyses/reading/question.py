@@ -1,0 +1,210 @@
+"""Reading against keeping: what each costs in traffic and in capacity, what a query that nobody foresaw finds, and how a choice ages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from analyses.contexts import Context
+from analyses.figures import Claim, mean, rows
+from analyses.measures import billed, lost
+from analyses.panels import axis, styled, sweep
+from analyses.question import Chart, Question
+
+SHARES = (0.1, 0.2, 0.4)
+AT = "20%"
+FAMILIES = {
+    "quest": "quest(read=share({x}))",
+    "h2o": "h2o(hold=share({x}))",
+    "streaming_llm": "streaming_llm(hold=share({x}))",
+    "snapkv": "snapkv(hold=share({x}))",
+    "oracle of reading": "oracle(read=share({x}))",
+    "oracle of keeping": "oracle_keep(hold=share({x}))",
+    "random tokens kept": "random_keep(hold=share({x}))",
+}
+KEPT = {
+    "quest, ranked anew": "quest(read=tokens(128))",
+    "quest, every 16 steps": "quest(read=tokens(128), refresh=16)",
+    "quest, every 64 steps": "quest(read=tokens(128), refresh=64)",
+    "quest, once": "quest(read=tokens(128), refresh='never')",
+}
+ANEW, ONCE = "quest, ranked anew", "quest, once"
+
+
+def measure(context: Context) -> pl.DataFrame:
+    run = context.replay({f"{name} at {x:.0%}": p.format(x=x) for name, p in FAMILIES.items() for x in SHARES})
+    line, at = (pl.col("policy").str.split(" at ").list.get(i) for i in (0, 1))
+    heads = context.replay(KEPT)("heads")
+    gone = run("heads").filter(pl.col("policy") == f"h2o at {AT}")
+    quarter = pl.col("step").rank("dense").over("role") * 4 / (pl.col("step").n_unique().over("role") + 1)
+    late = gone.with_columns(at=quarter.floor().cast(pl.Int64) + 1)
+    return pl.concat(
+        [
+            lost(run("heads"), line, at),
+            billed(run, line, at),
+            aged(heads),
+            rows(late, {"mass on evicted tokens": mean("mass_evicted")}, pl.lit("h2o")),
+        ]
+    )
+
+
+def aged(heads: pl.DataFrame) -> pl.DataFrame:
+    """Rows of sets by how long ago they were ranked, in doublings; those ranked at every step stand at every age of the first set."""
+    age = pl.coalesce(pl.col("set_age"), pl.col("step"))
+    low = pl.when(age < 1).then(0).otherwise(2 ** (age.log(2) + 1e-9).floor()).cast(pl.Int64)
+    read = rows(heads.with_columns(at=low), {"tokens read": mean("read_tokens")})
+    named = pl.concat([lost(heads.with_columns(at=low)), read])
+    return named.with_columns(figure=pl.format("{} by age", "figure"))
+
+
+def over(figure: str, one: str, other: str) -> Any:
+    return lambda f: f(figure, one, AT) - f(figure, other, AT)
+
+
+def old(figure: str, last: bool = True) -> Any:
+    """A set kept for good less one ranked anew, at the oldest ages that the cell has (first: right after it was ranked)."""
+
+    def found(f: Any) -> Any:
+        at = max(f.places(figure, ONCE), key=int) if last else "1"
+        return f(figure, ONCE, at) - f(figure, ANEW, at)
+
+    return found
+
+
+ABOVE, BELOW = (0.0, float("inf")), (-float("inf"), 0.0)
+CLAIMS = [
+    Claim(
+        notes="what is read tells nothing of what is held: reading a part saves no capacity (on reading and evicting, opening and 1).",
+        of=f"bytes that quest holds on the device, of the full cache's, while it reads {AT} of the tokens",
+        number=lambda f: f("bytes resident", "quest", AT),
+        claimed=(1, float("inf")),
+        so="quest holds {} of the full cache: all of it, and an index.",
+        if_not="quest holds {} of the full cache.",
+    ),
+    Claim(
+        notes="heads of a group each read their own pages; evicting bounds traffic and capacity alike (on reading and evicting; on Quest, 2.1).",
+        of=f"bytes read by quest over bytes read by h2o, both at {AT}",
+        number=lambda f: f("bytes read", "quest", AT) / f("bytes read", "h2o", AT),
+        claimed=(1, float("inf")),
+        so="at the same budget quest reads {} times the bytes of h2o: the union of a group's pages, and the index.",
+        if_not="at the same budget quest reads no more bytes than h2o ({}).",
+        form=".2f",
+    ),
+    Claim(
+        notes="what was never needed may be needed suddenly, and what was evicted cannot be found again (on reading and evicting, 2 and 5).",
+        of=f"evidence read by quest less that read by h2o, when a question turns to it, both at {AT}",
+        number=over("evidence recall", "quest", "h2o"),
+        claimed=ABOVE,
+        so="a question that turns to the evidence finds {} more of it by reading than by keeping heavy hitters.",
+        if_not="a question finds no more of the evidence by reading than by keeping heavy hitters ({}).",
+        cells="answer",
+    ),
+    Claim(
+        notes="queries that stay with one subject favour heavy hitters (on reading and evicting, 5).",
+        of=f"output error of h2o less that of quest in text that goes on, both at {AT}",
+        number=over("output error", "h2o", "quest"),
+        claimed=BELOW,
+        so="in text that goes on h2o errs less than quest at the same budget: {}.",
+        if_not="even in text that goes on h2o errs more than quest at the same budget: {}.",
+        form=".3f",
+        cells="forced text",
+    ),
+    Claim(
+        notes="a score of the past lags behind: an oracle would keep other tokens (on reading and evicting, 2).",
+        of=f"dense mass within reach of an oracle of keeping less that of h2o, both at {AT}",
+        number=over("mass recall", "oracle of keeping", "h2o"),
+        claimed=ABOVE,
+        so="who knew the future would keep {} more of the mass in as many slots.",
+        if_not="h2o keeps what an oracle would ({}).",
+    ),
+    Claim(
+        notes="errors of eviction may pile up over tens to hundreds of steps (on reading and evicting, 4).",
+        of=f"mass on evicted tokens in the last quarter of the steps less that in the first, h2o at {AT}",
+        number=lambda f: f("mass on evicted tokens", "h2o", 4) - f("mass on evicted tokens", "h2o", 1),
+        claimed=ABOVE,
+        so="what is missed grows: {} more of the mass in the last quarter of the steps than in the first.",
+        if_not="what is missed does not grow over these steps ({}): the share of recent text grows, too.",
+    ),
+    Claim(
+        notes="a first step flatters a set of candidates that is kept: it ages (on reading and evicting, 4).",
+        of="mass read by a set chosen once less that by one chosen anew, when it is oldest",
+        number=old("mass recall by age"),
+        claimed=BELOW,
+        so="a set of pages that is kept for good reads {} of the mass less when it is oldest.",
+        if_not="a set that is kept for good reads more of the mass as it ages ({}), not less: every page that began since joins it.",
+    ),
+    Claim(
+        notes="and candidates move with what the answer is about (on reading and evicting, 4).",
+        of="evidence read by a set chosen once less that by one chosen anew, when it is oldest",
+        number=old("evidence recall by age"),
+        claimed=BELOW,
+        so="what it loses is the evidence: {} of it.",
+        if_not="it does not lose the evidence ({}).",
+        cells="answer",
+    ),
+]
+
+
+def _budget(frame: pl.DataFrame) -> object:
+    y = {
+        "bytes read": axis("bytes read, of full attention's", 0, None, ".0%"),
+        "bytes resident": axis("bytes on the device, of the full cache's", 0, None, ".0%"),
+        "mass recall": axis("dense mass read", 0, 1, ".0%"),
+        "output error": axis("output error (relative L2)", log=True),
+        "evidence recall": axis("attention on the evidence that was read", 0, 1, ".0%"),
+    }
+    said = "Traffic, capacity and what they buy, by budget."
+    return sweep(
+        frame, y, "budget, of the visible tokens", styled(list(FAMILIES)), said, [f"{x:.0%}" for x in SHARES], none=NOTHING
+    )
+
+
+def _age(frame: pl.DataFrame) -> object:
+    y = {
+        "mass recall by age": axis("dense mass read", 0, 1, ".0%"),
+        "output error by age": axis("output error (relative L2)", 0),
+        "evidence recall by age": axis("attention on the evidence that was read", 0, 1, ".0%"),
+        "tokens read by age": axis("tokens read per query head", 0),
+    }
+    places = sorted(frame["at"].unique(), key=int)
+    return sweep(
+        frame, y, "steps since the set was ranked (from)", styled(list(KEPT)), "By the age of a set.", places, none=NOTHING
+    )
+
+
+def _gone(frame: pl.DataFrame) -> object:
+    y = {"mass on evicted tokens": axis("dense mass on evicted tokens", 0, None, ".0%")}
+    return sweep(frame, y, "quarter of the steps", styled(["h2o"]), "Mass on evicted tokens over time.", ["1", "2", "3", "4"])
+
+
+NOTHING = "hardly any attention on the evidence"
+ALSO = "Not drawn: full attention, all of the bytes, all of the mass and no error."
+QUESTION = Question(
+    name="reading",
+    title="Reading against keeping",
+    lead="Reading a part of a cache that is held whole saves traffic; keeping a part saves capacity, too, and cannot be taken back. What do both cost, "
+    "what do they miss, and for how long is a choice good?",
+    measure=measure,
+    claims=CLAIMS,
+    charts=[
+        Chart(
+            "budget",
+            "What do traffic and capacity buy?",
+            "Quest and the oracle of reading hold everything and read the budget's pages of 16; the others keep the budget's tokens and read "
+            f"all of them. {ALSO}",
+            ["bytes read", "bytes resident", "mass recall", "output error", "evidence recall"],
+            _budget,
+        ),
+        Chart(
+            "age",
+            "How does a set of pages age?",
+            f"128 tokens; pages that began since the ranking join the set, so that an old one reads more. {ALSO}",
+            [f"{x} by age" for x in ("mass recall", "output error", "evidence recall", "tokens read")],
+            _age,
+        ),
+        Chart("gone", "Does eviction miss more and more?", f"h2o at {AT}. {ALSO}", ["mass on evicted tokens"], _gone),
+    ],
+    cells=("needle/short/smollm2",),
+    labels=[*FAMILIES, *KEPT],
+)
