@@ -54,8 +54,8 @@ cases: .venv/ready  ## replay the cases with known answers in CASES and compare
 profiles: .venv/ready  ## import every export in PROFILES, fit decode tables on half of their shapes, check the other half
 	@$(BIN)/python tools/cost.py tables $(PROFILES)
 
-analyses: .venv/ready  ## the analyses on the bundled traces, their pages in build/; fails when a number of a README moved
-	@$(BIN)/python analyses/reading/run.py
+analyses: .venv/ready  ## a part of every question's numbers measured again, its page in build/; fails when a number moved
+	@$(BIN)/python -m analyses
 	@$(BIN)/python analyses/keeping/run.py
 
 oracles: .venv-oracles/ready  ## our eviction policies beside kvpress, in an environment of its own
@@ -70,8 +70,8 @@ vllm: .venv-vllm/ready .venv/capture  ## capture from the real vLLM on a CPU, in
 fuzz: .venv/ready  ## odd input for every reader, MINUTES each (10); a finding is printed with the command that makes it again
 	@$(BIN)/python -m tools.fuzz $(SURFACE) --minutes $(or $(MINUTES),10)
 
-study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them
-	@$(BIN)/python tools/study.py $(CELL)
+study: .venv/capture  ## capture the traces that analyses rest on; CELL=task/length/model captures one part of them, CONTEXTS=8 the first 8 of each
+	@$(BIN)/python tools/study.py $(CELL) $(if $(CONTEXTS),--contexts $(CONTEXTS))
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -6,12 +6,15 @@ import polars as pl
 
 from analyses.contexts import Context, Tables
 from analyses.figures import Claim, mean, rows, share
+from analyses.measures import bytes_for
 from analyses.panels import axis, styled, sweep
 from analyses.question import Chart, Question
 
 PAGES = (4, 8, 16, 32, 64)
 BUDGETS = (64, 128, 256)
 QUALITY = ["mass recall", "output error", "false positives", "effective tokens"]
+DEVICE, HOST = "rows and index, both on the device", "rows only, brought from the host"
+MASS = 0.9
 ASKED = 128  # tokens, of the chart by page size
 
 
@@ -31,7 +34,7 @@ def measure(context: Context) -> pl.DataFrame:
     best = {str(n): f"oracle(read=tokens({ASKED}), page={n})" for n in PAGES}
     run = context.replay(sizes, explain=True)
     heads, explain, slack, curves = run("heads"), run("explain"), run("slack"), run("curves")
-    size = "policy"
+    size, needed = "policy", bytes_for(run, MASS)
     layers = heads.with_columns(line=pl.format("layer {}", "layer"))
     aged = slack.filter(pl.col("policy") == "16").with_columns(line=pl.lit("pages of 16"))
     return pl.concat(
@@ -40,6 +43,8 @@ def measure(context: Context) -> pl.DataFrame:
             rows(heads, {"slack": mean("slack_mean")}, line=pl.lit("all layers"), at=size),
             rows(explain, {"part of the diagonal": mean("slack_norm")}, line=pl.lit("quest"), at=size),
             rows(explain, {"slack of what displaced": mean("displaced_slack")}, line=pl.lit("quest"), at=size),
+            rows(needed, {"bytes needed": mean(pl.col("rows") + pl.col("index"))}, line=pl.lit(DEVICE), at=size),
+            rows(needed, {"bytes needed": mean("rows")}, line=pl.lit(HOST), at=size),
             quality(run, "quest"),
             quality(context.replay(best), "oracle"),
             rows(aged, {"slack by key age": share(pl.col("slack_mean") * pl.col("pages"), "pages")}, line="line", at="key_age"),
@@ -111,6 +116,24 @@ CLAIMS = [
         if_not="{} of what is read is in pages that an oracle would not have read: a part, not most.",
     ),
     Claim(
+        notes="the best page size moves with where the cache lies; it is no constant of the algorithm (on reading and evicting, 5).",
+        of=f"bytes for {MASS:.0%} of the mass with pages of 4 over those with pages of 16, rows and index on the device",
+        number=lambda f: f("bytes needed", DEVICE, 4) / f("bytes needed", DEVICE, 16),
+        claimed=(1, float("inf")),
+        so="on the device pages of 16 are cheaper than pages of 4, whose index costs more than it saves ({} times the bytes).",
+        if_not="on the device pages of 4 are cheaper than pages of 16, index and all ({} times the bytes).",
+        form=".2f",
+    ),
+    Claim(
+        notes="and the smaller it is, the less is brought from a slower memory, where the index stays on the device (on Quest, 3).",
+        of=f"bytes for {MASS:.0%} of the mass with pages of 4 over those with pages of 16, rows alone",
+        number=lambda f: f("bytes needed", HOST, 4) / f("bytes needed", HOST, 16),
+        claimed=(0, 1),
+        so="over the link to the host pages of 4 need {} of the bytes of pages of 16: where the cache lies does move the best page size.",
+        if_not="over the link to the host pages of 4 need {} times the bytes of pages of 16.",
+        form=".2f",
+    ),
+    Claim(
         notes="with a page size belongs how many tokens of a page that was read count (on reading and evicting, 5).",
         of="effective tokens for each page of 16 that was read (e to the entropy of the attention over all that was read, by pages read)",
         number=lambda f: f("effective tokens", "quest", 16),
@@ -150,6 +173,11 @@ def _budget(frame: pl.DataFrame) -> object:
     return sweep(frame, y, SIZE, styled([f"{n} tokens" for n in BUDGETS]), "Mass read by page size and budget.", SIZES)
 
 
+def _needed(frame: pl.DataFrame) -> object:
+    y = {"bytes needed": axis("bytes, of full attention's", 0, None, ".0%")}
+    return sweep(frame, y, SIZE, styled([DEVICE, HOST]), "Bytes for a share of the mass by page size.", SIZES)
+
+
 ALSO = "Not drawn: full attention, which reads everything and has no error."
 QUESTION = Question(
     name="boxes",
@@ -172,6 +200,13 @@ QUESTION = Question(
             f"{ASKED} tokens per query head and step. Quest ranks pages by boxes, the oracle by true mass; both read whole pages. {ALSO}",
             QUALITY,
             _quality,
+        ),
+        Chart(
+            "needed",
+            f"What does {MASS:.0%} of the mass cost, by page size?",
+            f"Read by a group's heads together. {ALSO}",
+            ["bytes needed"],
+            _needed,
         ),
         Chart("budget", "Page size × budget", f"Mass that quest reads. {ALSO}", ["mass read"], _budget),
         Chart(

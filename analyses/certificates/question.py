@@ -44,7 +44,7 @@ def measure(context: Context) -> pl.DataFrame:
     proofs = (
         deep("explain")
         .join(there, on=at)
-        .unpivot(PROOFS, index=[*at, "q_head", "pages_there"], variable_name="at", value_name="depth")
+        .unpivot(list(PROOFS), index=[*at, "q_head", "pages_there"], variable_name="at", value_name="depth")
     )
     proofs = proofs.with_columns(part=pl.col("depth") / pl.col("pages_there"), at=pl.col("at").replace_strict(PROOFS))
     easy = {"part of all pages": mean("part"), "easy steps": mean(pl.col("part") <= 0.5)}

@@ -68,7 +68,7 @@ CLAIMS = [
         number=over(OWN, MAX),
         claimed=ABOVE,
         so="at equal bytes sets of their own read {} more of the mass than one set for the group.",
-        if_not="at equal bytes one set for the group reads more of the mass than sets of their own ({}): each head attends to all that is paid for.",
+        if_not="at equal bytes one set for the group reads more than sets of their own ({}): each head attends to all that is paid for.",
     ),
     Claim(
         notes="but a union that is read anyway could be attended to by all heads (kernels decide; the notes leave it open).",

@@ -25,7 +25,8 @@ DISTANCES = (0, 1, 2, 4, 8)
 
 
 def measure(context: Context) -> pl.DataFrame:
-    run = replace(context, most=10**6).replay(ORDERS, plans=True)
+    every = replace(context, most=10**6)
+    run, planned = every.replay(ORDERS), every.replay({"quest": ORDERS["quest"]}, plans=True)
     heads = run("heads")
     each = heads.group_by("role", "policy", "layer", "q_head").agg(pl.col("mass_recall").cast(pl.Float64).mean())
     worst = each.group_by("role", "policy", "layer").agg(pl.col("mass_recall").min()).sort("policy", "layer")
@@ -40,8 +41,8 @@ def measure(context: Context) -> pl.DataFrame:
             rows(heads, {"mass by heads": mean("mass_recall")}, at=pl.lit("mean of heads")),
             rows(worst, {"mass by heads": mean("mass_recall")}, at=pl.lit("worst head of a layer")),
             allotted(run),
-            reused(run),
-            seen(run),
+            reused(planned),
+            seen(planned),
             lost(context.replay(KEPT)("heads"), line=pl.lit("streaming_llm"), at="policy").with_columns(
                 figure=pl.format("{} by sinks", "figure")
             ),
@@ -80,7 +81,7 @@ def allotted(run: Tables) -> pl.DataFrame:
 
 def _table(curves: pl.DataFrame, unit: list[str]) -> np.ndarray:
     """f64[units, budgets]: mass missed by pages 1, 2, …, as many as every unit has."""
-    most = curves.group_by(unit).agg(pl.col("pages").max())["pages"].min()
+    most = min(curves.group_by(unit).agg(pl.col("pages").max())["pages"].to_list())
     wide = curves.filter(pl.col("pages") <= most).sort(*unit, "pages")
     return 1 - wide["mass_recall_mean"].cast(pl.Float64).to_numpy().reshape(-1, most)
 

@@ -183,8 +183,8 @@ ALSO = "Not drawn: full attention, all of the bytes, all of the mass and no erro
 QUESTION = Question(
     name="reading",
     title="Reading against keeping",
-    lead="Reading a part of a cache that is held whole saves traffic; keeping a part saves capacity, too, and cannot be taken back. What do both cost, "
-    "what do they miss, and for how long is a choice good?",
+    lead="Reading a part of a cache that is held whole saves traffic; keeping a part saves capacity, too, and cannot be taken back. "
+    "What do both cost, what do they miss, and for how long is a choice good?",
     measure=measure,
     claims=CLAIMS,
     charts=[

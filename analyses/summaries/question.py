@@ -130,8 +130,8 @@ ALSO = "Not drawn: full attention, all of the bytes and no error."
 QUESTION = Question(
     name="summaries",
     title="Do better summaries pay for their bytes?",
-    lead="More boxes, smaller pages, other shapes, turned axes, fewer bits: every summary ranks the same pages, and what it takes to scan is billed "
-    "beside the rows that it lets a step read.",
+    lead="More boxes, smaller pages, other shapes, turned axes, fewer bits: every summary ranks the same pages, and what it takes to "
+    "scan is billed beside the rows that it lets a step read.",
     measure=measure,
     claims=CLAIMS,
     charts=[

@@ -11,7 +11,23 @@ import pytest
 
 from analyses import contexts, words
 from analyses.__main__ import main
-from analyses.figures import HOLDS, NOT, OPEN, SCHEMA, UNTOLD, Claim, Figures, NoFigure, Verdict, by_cell, judge, mean, rows, share, told
+from analyses.figures import (
+    HOLDS,
+    NOT,
+    OPEN,
+    SCHEMA,
+    UNTOLD,
+    Claim,
+    Figures,
+    NoFigure,
+    Verdict,
+    by_cell,
+    judge,
+    mean,
+    rows,
+    share,
+    told,
+)
 from analyses.question import Numbers
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
