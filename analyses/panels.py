@@ -84,9 +84,11 @@ def sweep(
     places: Sequence[str] | None = None,
     numeric: bool = False,
     none: str = "",
+    joined: bool = True,
 ) -> alt.VConcatChart:
     """Figures of `analyses.figures`: a row per figure (its axis with field `value`), a column per cell, a line per line with its interval as a
-    band or, at a few places without order of size, as a bar. x: the title of the axis; places: their order (default: that of the rows)."""
+    band or, at a few places without order of size, as a bar. x: the title of the axis; places: their order (default: that of the rows);
+    joined: False where places have no order, so that no line joins them."""
     cells = frame["cell"].unique(maintain_order=True).to_list()
     at = list(places or frame["at"].unique(maintain_order=True).to_list())
     if numeric:
@@ -116,7 +118,11 @@ def sweep(
         else:
             line = base.mark_line(aria=False, strokeWidth=1.2).encode(y=y[figure], color=colour)
             bars = base.mark_rule(aria=False, strokeWidth=1.5).encode(y=low, y2=high, color=colour)
-            layers = [line, bars, base.mark_point(aria=False, filled=True, size=50).encode(y=y[figure], **channels)]
+            layers = [
+                *([line] if joined else []),
+                bars,
+                base.mark_point(aria=False, filled=True, size=50).encode(y=y[figure], **channels),
+            ]
         chart = layered(*layers)
         return chart.add_params(focus) if (cell, figure) == (cells[0], next(iter(y))) else chart
 
@@ -128,9 +134,11 @@ def axis(title: str, low: float | None = None, high: float | None = None, form: 
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=low == 0)
     if high is not None:
         scale = alt.Scale(domain=[low or 0, high])
-    return alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(minExtent=38, format=form, tickCount=5))
+    ticks = {"values": LOG_TICKS, "grid": True} if log else {"tickCount": 5}
+    return alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(minExtent=38, format=form, **ticks))
 
 
+LOG_TICKS = [x * 10.0**e for e in range(-4, 3) for x in (1, 2, 5)]
 _COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, _ in theme.SPARE), theme.FAMILIES["snapkv"][0])
 
 

@@ -136,7 +136,7 @@ def _depth(frame: pl.DataFrame) -> object:
         "easy steps": axis("steps of which half the pages are enough", 0, 1, ".0%"),
     }
     lines = styled(["proof", *ORDERS])
-    return sweep(frame, y, "what is wanted", lines, "Pages that a guarantee must read.", list(PROOFS.values()), none="")
+    return sweep(frame, y, "what is wanted", lines, "Pages that a guarantee must read.", list(PROOFS.values()), joined=False)
 
 
 def _rules(frame: pl.DataFrame) -> object:
@@ -146,7 +146,7 @@ def _rules(frame: pl.DataFrame) -> object:
         "rounds": axis("rounds a step", 0),
         "mass recall": axis("dense mass read", 0, 1, ".0%"),
     }
-    return sweep(mine, y, "rule", styled(["quest with a stopping rule"]), "What stopping rules read.", list(RULES))
+    return sweep(mine, y, "rule", styled(["quest with a stopping rule"]), "What stopping rules read.", list(RULES), joined=False)
 
 
 ALSO = "Not drawn: full attention, which reads every page and needs no proof."

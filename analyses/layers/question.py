@@ -216,7 +216,7 @@ def _neighbour(frame: pl.DataFrame) -> object:
 
 def _budgets(frame: pl.DataFrame) -> object:
     y = {"pages a head": axis("pages a head for 90% of the mass", 0)}
-    return sweep(frame, y, "who has a budget", styled(["oracle"]), "Budgets by layer and head.")
+    return sweep(frame, y, "who has a budget", styled(["oracle"]), "Budgets by layer and head.", joined=False)
 
 
 ALSO = "Not drawn: full attention, which reads everything."

@@ -123,7 +123,7 @@ def _bytes(frame: pl.DataFrame) -> object:
 def _slack(frame: pl.DataFrame) -> object:
     mine = frame.with_columns(at=pl.col("line"), line=pl.lit("slack"))
     y = {"slack": axis("slack, mean of pages (scaled logits)", 0)}
-    return sweep(mine, y, "summary of a page of 16", styled(["slack"]), "Slack by summary.")
+    return sweep(mine, y, "summary of a page of 16", styled(["slack"]), "Slack by summary.", joined=False)
 
 
 ALSO = "Not drawn: full attention, all of the bytes and no error."
