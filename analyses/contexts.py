@@ -29,7 +29,7 @@ RUNS = ROOT / "build" / "runs"
 
 WHOLE, EVERY = 64, 7  # a role of more than 64 steps is replayed at every seventh; refresh intervals are no multiples of seven
 FEW_STEPS = 16  # replayed steps of a role in a context: fewer are no evidence
-LAYERS = 4  # at most, evenly spread over those captured
+LAYERS = 3  # at most, evenly spread over those captured
 ROLES = {0: "context", 1: "question", 2: "forced text", 3: "answer"}
 
 

@@ -37,12 +37,18 @@ def measure(context: Context) -> pl.DataFrame:
     size, needed = "policy", bytes_for(run, MASS)
     layers = heads.with_columns(line=pl.format("layer {}", "layer"))
     aged = slack.filter(pl.col("policy") == "16").with_columns(line=pl.lit("pages of 16"))
+    pages = ASKED / pl.col("policy").cast(pl.Float64)
+    ranking = {
+        "part of the diagonal": mean("slack_norm"),
+        "slack of what displaced": mean("displaced_slack"),
+        "regret a page": share("regret", pages),
+        "missed pages": share("missed_pages", pages),
+    }
     return pl.concat(
         [
             rows(layers, {"slack": mean("slack_mean"), "loosest page": mean("slack_max")}, line="line", at=size),
             rows(heads, {"slack": mean("slack_mean")}, line=pl.lit("all layers"), at=size),
-            rows(explain, {"part of the diagonal": mean("slack_norm")}, line=pl.lit("quest"), at=size),
-            rows(explain, {"slack of what displaced": mean("displaced_slack")}, line=pl.lit("quest"), at=size),
+            rows(explain, ranking, line=pl.lit("quest"), at=size),
             rows(needed, {"bytes needed": mean(pl.col("rows") + pl.col("index"))}, line=pl.lit(DEVICE), at=size),
             rows(needed, {"bytes needed": mean("rows")}, line=pl.lit(HOST), at=size),
             quality(run, "quest"),
@@ -173,6 +179,15 @@ def _budget(frame: pl.DataFrame) -> object:
     return sweep(frame, y, SIZE, styled([f"{n} tokens" for n in BUDGETS]), "Mass read by page size and budget.", SIZES)
 
 
+def _regret(frame: pl.DataFrame) -> object:
+    y = {
+        "regret a page": axis("regret a page read (scaled logits)", 0),
+        "missed pages": axis("better pages missed, of those read", 0, 1, ".0%"),
+        "part of the diagonal": axis("slack, of |q| × half the box's diagonal", 0),
+    }
+    return sweep(frame, y, SIZE, styled(["quest"]), "Regret of the ranking by page size.", SIZES)
+
+
 def _needed(frame: pl.DataFrame) -> object:
     y = {"bytes needed": axis("bytes, of full attention's", 0, None, ".0%")}
     return sweep(frame, y, SIZE, styled([DEVICE, HOST]), "Bytes for a share of the mass by page size.", SIZES)
@@ -207,6 +222,13 @@ QUESTION = Question(
             f"Read by a group's heads together. {ALSO}",
             ["bytes needed"],
             _needed,
+        ),
+        Chart(
+            "regret",
+            "What does the ranking give away?",
+            f"Against as many pages by their true best logit: the best logits given away, and the pages missed. {ASKED} tokens. {ALSO}",
+            ["regret a page", "missed pages", "part of the diagonal"],
+            _regret,
         ),
         Chart("budget", "Page size × budget", f"Mass that quest reads. {ALSO}", ["mass read"], _budget),
         Chart(

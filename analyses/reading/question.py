@@ -21,7 +21,7 @@ FAMILIES = {
     "snapkv": "snapkv(hold=share({x}))",
     "oracle of reading": "oracle(read=share({x}))",
     "oracle of keeping": "oracle_keep(hold=share({x}))",
-    "random tokens kept": "random_keep(hold=share({x}))",
+    "random tokens": "random_keep(hold=share({x}))",
 }
 KEPT = {
     "quest, ranked anew": "quest(read=tokens(128))",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
+
 import polars as pl
 import pytest
 
-from analyses import words
+from analyses import page, words
 from analyses.__main__ import questions
 from analyses.contexts import small
 from analyses.figures import judge
@@ -47,3 +49,13 @@ def test_charts_draw_all_that_is_kept(question):
         assert set(chart.figures) <= set(frame["figure"])
         assert "ull attention" in chart.how  # drawn, or named as absent
         assert figure.spec["vconcat"]
+
+
+def test_the_page_says_what_it_rests_on(question, tmp_path):
+    page.write(question, question.kept, tmp_path / "page.html", question.command)
+    told = (tmp_path / "page.html").read_text("utf-8")
+    for f in question.kept.figures():
+        assert f'<th scope="row">{f.cell}</th><td>{len(f.contexts)}</td>' in told
+    for word in (question.command, "open loop", "SmolLM2-135M-Instruct", *(c.title for c in question.charts)):
+        assert html.escape(word) in told
+    assert 'http-equiv="Content-Security-Policy" content="default-src \'none\'' in told  # nothing is fetched
