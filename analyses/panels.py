@@ -145,7 +145,8 @@ _COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, 
 def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:
     """Lines in the palette's order, each with a shape of its own; an oracle, random pages and full attention look as in the report."""
     kin = {"oracle": "oracle", "random": "random_read", "full": "full"}
-    out, rest = [], iter(_COLOURS * 2)
+    out: list[Style] = []
+    rest = iter(_COLOURS * 2)
     for i, name in enumerate(names):
         family = next((f for start, f in kin.items() if name.startswith(start)), None)
         colour, dash = (
@@ -153,7 +154,8 @@ def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:
             if family
             else (next(rest), [1, 0] if i < len(_COLOURS) else [6, 3])
         )
-        shape = theme.FAMILIES[family][3] if family else theme.SHAPES[i % len(theme.SHAPES)]
+        twin = family is not None and any(s.colour == colour for s in out)
+        shape = theme.FAMILIES[family][3] if family and not twin else theme.SHAPES[i % len(theme.SHAPES)]
         out.append(Style(name, name, *fixed.get(name, (colour, dash)), shape))
     return out
 

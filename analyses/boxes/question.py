@@ -8,7 +8,7 @@ from analyses.contexts import Context, Tables
 from analyses.figures import Claim, mean, rows, share
 from analyses.measures import bytes_for
 from analyses.panels import axis, styled, sweep
-from analyses.question import Chart, Question
+from analyses.question import SHORT, Chart, Question
 
 PAGES = (4, 8, 16, 32, 64)
 BUDGETS = (64, 128, 256)
@@ -240,5 +240,5 @@ QUESTION = Question(
         ),
     ],
     labels=["quest", "oracle"],
-    cells=("needle/short/smollm2",),
+    cells=SHORT[:2],
 )

@@ -7,7 +7,7 @@ import polars as pl
 from analyses.contexts import Context, Tables
 from analyses.figures import Claim, mean, rows, share
 from analyses.panels import axis, styled, sweep
-from analyses.question import Chart, Question
+from analyses.question import SHORT, Chart, Question
 
 PAGE = 16
 MASS = 0.95
@@ -174,5 +174,5 @@ QUESTION = Question(
             _rules,
         ),
     ],
-    cells=("needle/short/smollm2",),
+    cells=SHORT[:2],
 )

@@ -10,7 +10,7 @@ from analyses.contexts import Context
 from analyses.figures import Claim, mean, rows, share
 from analyses.measures import at_bytes
 from analyses.panels import axis, styled, sweep
-from analyses.question import Chart, Question
+from analyses.question import SHORT, Chart, Question
 
 READ = "read=tokens(128)"
 MODES = {
@@ -67,7 +67,7 @@ CLAIMS = [
         of=f"mass read by sets of their own less that by one set of the largest bound, at {AT} of full attention's bytes",
         number=over(OWN, MAX),
         claimed=ABOVE,
-        so="at equal bytes sets of their own read {} more of the mass than one set for the group.",
+        so="at equal bytes sets of their own read {} of the mass more than one set for the group.",
         if_not="at equal bytes one set for the group reads more than sets of their own ({}): each head attends to all that is paid for.",
     ),
     Claim(
@@ -82,7 +82,7 @@ CLAIMS = [
         of=f"mass read by the largest bound less that by the mean bound, at {AT}",
         number=over(MAX, MEAN),
         claimed=(-float("inf"), 0),
-        so="the largest bound loses {} of the mass against the mean.",
+        so="one set by the largest bound reads less of the mass than one by the mean ({}).",
         if_not="the largest bound is no worse than the mean ({}).",
     ),
     Claim(
@@ -133,6 +133,6 @@ QUESTION = Question(
             _bytes,
         )
     ],
-    cells=("needle/short/smollm2",),
+    cells=SHORT[:2],
     labels=list(POLICIES),
 )

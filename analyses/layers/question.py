@@ -11,7 +11,7 @@ from analyses.contexts import Context, Tables
 from analyses.figures import Claim, mean, rows, share
 from analyses.measures import lost
 from analyses.panels import axis, styled, sweep
-from analyses.question import Chart, Question
+from analyses.question import SHORT, Chart, Question
 from kvsim.advise.allocate import allocate, uniform
 from kvsim.metrics.evidence import ANY, through_layers
 
@@ -256,6 +256,6 @@ QUESTION = Question(
             _neighbour,
         ),
     ],
-    cells=("needle/short/smollm2",),
+    cells=SHORT[:2],
     labels=list(ORDERS),
 )

@@ -10,7 +10,7 @@ from analyses.contexts import Context
 from analyses.figures import Claim, mean, rows
 from analyses.measures import at_bytes
 from analyses.panels import axis, styled, sweep
-from analyses.question import Chart, Question
+from analyses.question import SHORT, Chart, Question
 
 READ = "read=tokens(128)"
 POLICIES = {
@@ -51,7 +51,7 @@ CLAIMS = [
         of=f"mass read with two boxes less that with one, both at {USUAL} of full attention's bytes",
         number=gain("two boxes"),
         claimed=ABOVE,
-        so="a second box pays for its bytes: {} more of the mass.",
+        so="a second box pays for its bytes: {} of the mass more.",
         if_not="a second box is tighter and still reads less of the mass at equal bytes ({}): every box is scanned at every step.",
     ),
     Claim(
@@ -100,7 +100,7 @@ CLAIMS = [
         of=f"mass read with boxes in 8 bits less that in 16, at {USUAL}",
         number=gain("one box in fp8"),
         claimed=ABOVE,
-        so="8 bits pay: {} more of the mass, half the index.",
+        so="8 bits pay: {} of the mass more, half the index.",
         if_not="8 bits do not pay: {}, although the index is half the size.",
     ),
     Claim(
@@ -151,6 +151,6 @@ QUESTION = Question(
             _slack,
         ),
     ],
-    cells=("needle/short/smollm2",),
+    cells=SHORT[:2],
     labels=list(POLICIES),
 )
