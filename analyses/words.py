@@ -34,10 +34,10 @@ def numbers(claim: Claim, found: Sequence[Verdict]) -> str:
 def finding(claim: Claim, found: Sequence[Verdict]) -> str:
     """What follows where the claim holds, and where it does not, {} being its numbers there; nothing where it cannot be told."""
     sides = [(claim.so, [v for v in found if v.word in (HOLDS, OPEN)]), (claim.if_not, [v for v in found if v.word == NOT])]
-    told = [(text.replace("{}", spanned(mine, claim.form)), mine) for text, mine in sides if text and mine]
+    told = [(text.replace("{}", spanned(mine, claim.form.lstrip("+"))), mine) for text, mine in sides if text and mine]
     if len(told) == 1 and len(told[0][1]) == len(found):
         return _upper(told[0][0])
-    return " ".join(f"{_upper(', '.join(v.cell for v in mine))}: {text}" for text, mine in told)
+    return " ".join(f"On {', '.join(v.cell for v in mine)}: {text}" for text, mine in told)
 
 
 def spanned(found: Sequence[Verdict], form: str) -> str:

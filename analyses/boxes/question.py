@@ -98,6 +98,7 @@ CLAIMS = [
         number=lambda f: f("mass recall", "quest", 4) - f("mass recall", "quest", 64),
         claimed=(0, 1),
         so="a fixed budget of tokens reads less of the mass with larger pages.",
+        form="+.1%",
         if_not="larger pages do not lower the mass that is read.",
     ),
     Claim(

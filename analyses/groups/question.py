@@ -68,6 +68,7 @@ CLAIMS = [
         number=over(OWN, MAX),
         claimed=ABOVE,
         so="at equal bytes sets of their own read {} of the mass more than one set for the group.",
+        form="+.1%",
         if_not="at equal bytes one set for the group reads more than sets of their own ({}): each head attends to all that is paid for.",
     ),
     Claim(
@@ -75,6 +76,7 @@ CLAIMS = [
         of=f"mass read by each head from the union less that from its own set, at {AT}",
         number=over(UNION, OWN),
         claimed=None,
+        form="+.1%",
         so="who reads the union anyway gains {} of the mass by letting every head attend to all of it.",
     ),
     Claim(
@@ -83,6 +85,7 @@ CLAIMS = [
         number=over(MAX, MEAN),
         claimed=(-float("inf"), 0),
         so="one set by the largest bound reads less of the mass than one by the mean ({}).",
+        form="+.1%",
         if_not="the largest bound is no worse than the mean ({}).",
     ),
     Claim(
@@ -91,6 +94,7 @@ CLAIMS = [
         number=over(MAX, MEAN, "worst head's mass recall"),
         claimed=ABOVE,
         so="the worst head does better with the largest bound than with the mean: {}.",
+        form="+.1%",
         if_not="the worst head does no better with the largest bound than with the mean ({}).",
     ),
     Claim(
@@ -99,6 +103,7 @@ CLAIMS = [
         number=over(SPLIT, MAX, "worst head's mass recall"),
         claimed=ABOVE,
         so="a private page each helps the worst head: {}.",
+        form="+.1%",
         if_not="a private page each does not help the worst head ({}).",
     ),
 ]

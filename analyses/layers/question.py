@@ -108,7 +108,8 @@ CLAIMS = [
         of=f"part of all pages that the oracle's order needs for 95% of the mass, first {FIRST} layers less the others",
         number=lambda f: f("pages needed by group", "oracle", f"first {FIRST}") - f("pages needed by group", "oracle", "others"),
         claimed=MORE,
-        so=f"the first {FIRST} layers need {{}} more of all pages than the others.",
+        so=f"the first {FIRST} layers need {{}} of all pages more than the others.",
+        form="+.1%",
         if_not=f"the first {FIRST} layers of this model need no more pages than the others ({{}}).",
     ),
     Claim(
@@ -125,6 +126,7 @@ CLAIMS = [
         number=lambda f: f("mass by heads", "quest", "mean of heads") - f("mass by heads", "quest", "worst head of a layer"),
         claimed=(0.05, 1),
         so="the worst head of a layer reads {} less of its mass than the mean of heads.",
+        form="+.1%",
         if_not="heads are alike: the worst of a layer reads {} less than the mean.",
     ),
     Claim(
@@ -150,7 +152,7 @@ CLAIMS = [
         claimed=MORE,
         so="without sinks the error is larger by {}.",
         if_not="sinks do not lower the error ({}).",
-        form=".3f",
+        form="+.3f",
     ),
     Claim(
         notes="five sinks, from the experience of StreamingLLM (on QEvict, 10q; its default is 4).",
@@ -159,14 +161,15 @@ CLAIMS = [
         claimed=MORE,
         so="five sinks err less than one, by {}.",
         if_not="one sink is as good as five here ({}).",
-        form=".4f",
+        form="+.4f",
     ),
     Claim(
         notes="candidates of one layer may serve the next, and drift as representations do (on reading and evicting, 3).",
         of="mass read with the pages of the layer below less that with a layer's own, all heads' pages together",
         number=lambda f: f("mass by neighbour", "quest", 1) - f("mass by neighbour", "quest", 0),
         claimed=(-1, 0),
-        so="with the pages of the layer below a layer reads {} of the mass more or less.",
+        so="with the pages of the layer below a layer reads less of the mass ({}).",
+        form="+.1%",
         if_not="a layer loses nothing with the pages of the layer below ({}).",
     ),
     Claim(
@@ -174,7 +177,8 @@ CLAIMS = [
         of="mass read with the pages of the layer 8 below less that of the layer below",
         number=lambda f: f("mass by neighbour", "quest", 8) - f("mass by neighbour", "quest", 1),
         claimed=(-1, 0),
-        so="eight layers away it is {} more.",
+        so="with those of the layer eight below still less ({}).",
+        form="+.1%",
         if_not="eight layers away it is no worse than one ({}).",
     ),
     Claim(

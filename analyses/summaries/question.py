@@ -52,6 +52,7 @@ CLAIMS = [
         number=gain("two boxes"),
         claimed=ABOVE,
         so="a second box pays for its bytes: {} of the mass more.",
+        form="+.1%",
         if_not="a second box is tighter and still reads less of the mass at equal bytes ({}): every box is scanned at every step.",
     ),
     Claim(
@@ -60,7 +61,8 @@ CLAIMS = [
         number=gain("four boxes", at=MOST),
         claimed=ABOVE,
         so="four boxes pay for their bytes: {}.",
-        if_not="four boxes cost a quarter of full attention's bytes before a page is read, and lose {} of the mass.",
+        form="+.1%",
+        if_not="four boxes cost a quarter of full attention's bytes before a page is read, and then read less of the mass ({}).",
     ),
     Claim(
         notes="boxes of clusters can be tighter than boxes of neighbours (on Quest, 3.1).",
@@ -69,7 +71,7 @@ CLAIMS = [
         claimed=(-float("inf"), 0),
         so="clusters are tighter than neighbours: {} in scaled logits.",
         if_not="clusters are no tighter than neighbours: {}.",
-        form=".2f",
+        form="+.2f",
     ),
     Claim(
         notes="boxes of neighbours come to the same as smaller pages (on Quest, 3.1).",
@@ -77,6 +79,7 @@ CLAIMS = [
         number=gain("pages of 8", "two boxes"),
         claimed=(-0.01, 0.01),
         so="two boxes in order and pages of half the size read the same mass within a point.",
+        form="+.1%",
         if_not="pages of half the size read {} more than two boxes in order: a box that wins brings its own 8 tokens, not 16.",
     ),
     Claim(
@@ -93,7 +96,8 @@ CLAIMS = [
         of=f"mass read along principal axes less that along the model's own, at {USUAL}",
         number=gain("principal axes"),
         claimed=None,
-        so="at equal bytes principal axes change the mass that is read by {}.",
+        form="+.1%",
+        so="at equal bytes boxes along principal axes read {} of the mass against boxes along the model's own.",
     ),
     Claim(
         notes="summaries in fewer bits save bandwidth, and a bound that is rounded outward stays a bound and gets looser (on Quest, 3).",
@@ -101,14 +105,16 @@ CLAIMS = [
         number=gain("one box in fp8"),
         claimed=ABOVE,
         so="8 bits pay: {} of the mass more, half the index.",
-        if_not="8 bits do not pay: {}, although the index is half the size.",
+        form="+.1%",
+        if_not="8 bits do not pay ({}), although the index is half the size.",
     ),
     Claim(
         notes="min and max are chosen because scanning them is cheap, not because no other digest could rank better (on Quest, 1.1).",
         of=f"mass read by the mean key less that by one box, at {USUAL}: half the numbers, and no bound",
         number=gain("mean key"),
         claimed=None,
-        so="a mean key, half the numbers and no bound, reads {} of the mass more or less than a box.",
+        form="+.1%",
+        so="a mean key, half the numbers and no bound, reads {} of the mass against a box.",
     ),
 ]
 AT = [f"{s:.0%}" for s in SHARES]

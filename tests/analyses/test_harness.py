@@ -115,7 +115,7 @@ def test_words_follow_the_verdicts():
     of = [Verdict("a", 8, 0.8, 0.7, 0.9, HOLDS), Verdict("b", 8, 0.2, 0.1, 0.3, NOT), Verdict("c", 9, 0.5, 0.1, 0.9, UNTOLD)]
     assert words.verdict(of) == "**Holds** on a; **does not hold** on b; **cannot be told** with 9 contexts on c."
     assert words.verdict(of[:1]) == "**Holds**."
-    assert words.finding(claim(), of) == "A: so B: not so"
+    assert words.finding(claim(), of) == "On a: so On b: not so"
     assert words.finding(claim(), of[:1]) == "So"
     assert words.finding(claim(so="as much as {}"), [of[0], of[0]]) == "As much as 80.0%"
     assert words.spanned(of, ".1f") == "0.2–0.8"
