@@ -58,7 +58,7 @@ def answer(q: Question, args: argparse.Namespace) -> int:
         readme = q.folder / "README.md"
         readme.write_text(words.rewritten(readme.read_text("utf-8"), words.block(q, mine.figures())), encoding="utf-8")
     else:
-        again = Numbers.measured(q, contexts_of(q) if args.whole else part_of(q), say)
+        again = Numbers.measured(q, contexts_of(q) if args.whole else part_of(q, say), say)
         mine, moved = q.kept, q.kept.moved(again)
         if words.block(q, mine.figures()) not in (q.folder / "README.md").read_text("utf-8"):
             moved.append(f"{q.folder / 'README.md'} does not say what numbers.parquet says; {q.command} --write")

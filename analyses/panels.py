@@ -96,7 +96,11 @@ def sweep(
         across: alt.X = alt.X("at:Q", title=x, axis=alt.Axis(tickCount=5))
     else:
         across = alt.X(
-            "at:N", title=x, sort=at, scale=alt.Scale(domain=at), axis=alt.Axis(labelAngle=0 if len("".join(at)) < 36 else -40)
+            "at:N",
+            title=x,
+            sort=at,
+            scale=alt.Scale(domain=at),
+            axis=alt.Axis(labelAngle=0 if len(at) * max(map(len, at), default=0) < 36 else -40),
         )
     focus, opacity = focus_on_policy()
     channels = theme.policy_channels(styles, "line" if numeric else "point")

@@ -159,8 +159,15 @@ def contexts_of(question: Question) -> list[Context]:
     return [small(), *(c for cell in question.cells for c in of_study(cell))]
 
 
-def part_of(question: Question) -> list[Context]:
-    """What `make analyses` measures again: the small part, and the first contexts of every cell that is captured here and kept."""
-    kept = question.kept.digests
-    there = [[c for c in of_study(cell, 0) if c.trace.id in kept][: question.part] for cell in question.cells]
-    return [small(), *(c for cell in there for c in cell)]
+def part_of(question: Question, say: Callable[[str], None] = lambda line: None) -> list[Context]:
+    """What `make analyses` measures again: the small part, and the first contexts of every cell that is captured here; those of another capture
+    than the kept numbers are named and left out."""
+    kept, part = question.kept.digests, [small()]
+    for cell in question.cells:
+        there = [c for c in of_study(cell, 0) if c.trace.id in kept]
+        part += [c for c in there if kept[c.trace.id] == c.trace.sha256][: question.part]
+        for c in there if part[-1].cell != cell else ():
+            say(
+                f"{c.trace.id}: another trace than that of the kept numbers, so it is not measured again; all of the study: --write"
+            )
+    return part

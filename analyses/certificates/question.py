@@ -174,5 +174,5 @@ QUESTION = Question(
             _rules,
         ),
     ],
-    cells=SHORT[:2],
+    cells=SHORT[:1],
 )

@@ -138,6 +138,6 @@ QUESTION = Question(
             _bytes,
         )
     ],
-    cells=SHORT[:2],
+    cells=SHORT[:1],
     labels=list(POLICIES),
 )

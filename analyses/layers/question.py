@@ -26,11 +26,11 @@ DISTANCES = (0, 1, 2, 4, 8)
 
 def measure(context: Context) -> pl.DataFrame:
     every = replace(context, most=10**6)
-    run, planned = every.replay(ORDERS), every.replay({"quest": ORDERS["quest"]}, plans=True)
-    heads = run("heads")
+    quest, oracle = every.replay({"quest": ORDERS["quest"]}, plans=True), every.replay({"oracle": ORDERS["oracle"]})
+    heads = pl.concat([quest("heads"), oracle("heads")])
     each = heads.group_by("role", "policy", "layer", "q_head").agg(pl.col("mass_recall").cast(pl.Float64).mean())
     worst = each.group_by("role", "policy", "layer").agg(pl.col("mass_recall").min()).sort("policy", "layer")
-    needed = pages_for(run)
+    needed = pl.concat([pages_for(quest), pages_for(oracle)])
     part = pl.when(pl.col("layer") < FIRST).then(pl.lit(f"first {FIRST}")).otherwise(pl.lit("others"))
     return pl.concat(
         [
@@ -40,9 +40,9 @@ def measure(context: Context) -> pl.DataFrame:
             rows(needed, {"pages needed by group": mean("part")}, at=part),
             rows(heads, {"mass by heads": mean("mass_recall")}, at=pl.lit("mean of heads")),
             rows(worst, {"mass by heads": mean("mass_recall")}, at=pl.lit("worst head of a layer")),
-            allotted(run),
-            reused(planned),
-            seen(planned),
+            allotted(oracle),
+            reused(quest),
+            seen(quest),
             lost(context.replay(KEPT)("heads"), line=pl.lit("streaming_llm"), at="policy").with_columns(
                 figure=pl.format("{} by sinks", "figure")
             ),
@@ -260,6 +260,6 @@ QUESTION = Question(
             _neighbour,
         ),
     ],
-    cells=SHORT[:2],
+    cells=SHORT[:1],
     labels=list(ORDERS),
 )

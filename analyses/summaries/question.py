@@ -115,7 +115,7 @@ CLAIMS = [
         claimed=(-float("inf"), 0),
         so="a box as wide as keys stray on average, which is no bound, ranks no better ({}).",
         form="+.1%",
-        if_not="a box as wide as keys stray on average reads more of the mass ({}): to rank, a bound is not the best use of two numbers a channel.",
+        if_not="a box as wide as keys stray on average reads more of the mass ({}): to rank, a bound is not the best use of its bytes.",
     ),
 ]
 AT = [f"{s:.0%}" for s in SHARES]
@@ -158,6 +158,6 @@ QUESTION = Question(
             _slack,
         ),
     ],
-    cells=SHORT[:2],
+    cells=SHORT[:1],
     labels=list(POLICIES),
 )

@@ -28,7 +28,7 @@ from analyses.figures import (
     share,
     told,
 )
-from analyses.question import Numbers
+from analyses.question import Numbers, part_of
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
 
@@ -210,3 +210,16 @@ def test_steps_and_layers_are_thinned_evenly():
 def test_a_question_that_is_not_there(capsys):
     assert main(["boxs"]) == 2
     assert "no question 'boxs'; there are boxes" in capsys.readouterr().err
+
+
+def test_the_part_that_is_measured_again_is_of_the_same_traces(monkeypatch):
+    def captured(cell, fewest):
+        return [SimpleNamespace(cell=cell, trace=SimpleNamespace(id=f"c{i}", sha256=digest)) for i, digest in enumerate("de")]
+
+    monkeypatch.setattr("analyses.question.of_study", captured)
+    told = []
+    same = SimpleNamespace(cells=("a",), part=1, kept=numbers([0.1, 0.2]))
+    assert [c.trace.id for c in part_of(same, told.append)] == ["smollm2-needle", "c0"]
+    other = SimpleNamespace(cells=("a",), part=1, kept=numbers([0.1, 0.2], "x"))
+    assert [c.trace.id for c in part_of(other, told.append)] == ["smollm2-needle"]
+    assert [line.split(",")[0] for line in told] == [f"c{i}: another trace than that of the kept numbers" for i in (0, 1)]
