@@ -133,7 +133,7 @@ def sweep(
     return grid(panel, cells, list(y), said)
 
 
-def axis(title: str, low: float | None = None, high: float | None = None, form: str = "~g", log: bool = False) -> alt.Y:
+def axis(title: str, low: float | None = None, high: float | None = None, form: str = ",~r", log: bool = False) -> alt.Y:
     """An axis of `value`, from low to high (None: as far as the values reach)."""
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=low == 0)
     if high is not None:
@@ -167,12 +167,13 @@ def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:
 def grid(
     panel: Callable[[str, str], alt.Chart | alt.LayerChart], cells: Sequence[str], measures: Sequence[str], said: str
 ) -> alt.VConcatChart:
-    """Panels with the cell's name above the first of each column."""
-    rows = []
-    for m in measures:
-        given = [
-            {"title": alt.Title(c, fontSize=12, offset=22)} if m == measures[0] else {} for c in cells
-        ]  # fmt: skip
-        row = [panel(c, m).properties(width=WIDTH, height=HEIGHT, **more) for c, more in zip(cells, given, strict=True)]
-        rows.append(alt.hconcat(*row, spacing=GAP, bounds="flush"))
-    return alt.vconcat(*rows, spacing=34, description=said)
+    """A column a cell, its name above, and a row a measure; of a single cell three measures stand in a row."""
+    rows = [[(c, m) for c in cells] for m in measures]
+    if len(cells) == 1:
+        rows = [[(cells[0], m) for m in measures[i : i + 3]] for i in range(0, len(measures), 3)]
+    drawn = []
+    for row in rows:
+        given = [{"title": alt.Title(c, fontSize=12, offset=22)} if m == measures[0] else {} for c, m in row]
+        each = [panel(c, m).properties(width=WIDTH, height=HEIGHT, **more) for (c, m), more in zip(row, given, strict=True)]
+        drawn.append(alt.hconcat(*each, spacing=GAP, bounds="flush"))
+    return alt.vconcat(*drawn, spacing=34, description=said)
