@@ -1,4 +1,4 @@
-"""python -m analyses [QUESTION ...] [--trace PATH ...] [--write] [--whole] [--fresh] [--png DIR] [-o PAGE]: the questions, answered.
+"""python -m analyses [QUESTION ...] [--trace PATH ...] [--write | --words | --whole] [--fresh] [--png DIR] [-o PAGE]: the questions, answered.
 
 Without options: of every question (or those named) a stated part is measured again, its page is written to build/QUESTION.html, and the exit
 is 1 when a number moved or the README says something else. --whole measures all contexts of the study; --write, too, and keeps the numbers
@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     ask.add_argument("--trace", nargs="+", type=Path, metavar="PATH", help="your own traces instead of the study's")
     ask.add_argument("--whole", action="store_true", help="measure all contexts again, not a part")
     ask.add_argument("--write", action="store_true", help="measure all contexts, keep the numbers, rewrite the README")
+    ask.add_argument("--words", action="store_true", help="rewrite the README from the numbers that are kept, measure nothing")
     ask.add_argument("--fresh", action="store_true", help="forget the runs kept in build/runs first")
     ask.add_argument("--png", type=Path, help="a folder for the charts as images")
     ask.add_argument("-o", "--out", type=Path, help="the page of one question (default: build/QUESTION.html)")
@@ -52,16 +53,17 @@ def answer(q: Question, args: argparse.Namespace) -> int:
     shown, moved = bool(args.trace), list[str]()
     if args.trace:
         mine = Numbers.measured(q, of_paths(args.trace), say)
-    elif args.write:
-        mine = Numbers.measured(q, contexts_of(q), say)
-        mine.write(q.folder / "numbers.parquet", f"{q.command} --write")
+    elif args.write or args.words:
+        mine = Numbers.measured(q, contexts_of(q), say) if args.write else q.kept
+        if args.write:
+            mine.write(q.folder / "numbers.parquet", f"{q.command} --write")
         readme = q.folder / "README.md"
         readme.write_text(words.rewritten(readme.read_text("utf-8"), words.block(q, mine.figures())), encoding="utf-8")
     else:
         again = Numbers.measured(q, contexts_of(q) if args.whole else part_of(q, say), say)
         mine, moved = q.kept, q.kept.moved(again)
         if words.block(q, mine.figures()) not in (q.folder / "README.md").read_text("utf-8"):
-            moved.append(f"{q.folder / 'README.md'} does not say what numbers.parquet says; {q.command} --write")
+            moved.append(f"{q.folder / 'README.md'} does not say what numbers.parquet says; {q.command} --words")
     out = args.out or ROOT / "build" / f"{q.name}.html"
     write(
         q,

@@ -22,7 +22,10 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
     figures = [c.figure(frame) for c in question.charts]
     judged = [(c, judge(c, cells)) for c in question.claims]
     found = [f"{text}." if text[-1] != "." else text for c, of in judged if (text := words.finding(c, of))]
-    claims = [f"The notes: {c.notes} {words.numbers(c, of)} {words.verdict(of)}".replace("**", "") for c, of in judged]
+    claims = [
+        f"The notes: {c.notes} {words.numbers(c, of)} {words.read_as(c)} {words.verdict(of)}".replace("**", "")
+        for c, of in judged
+    ]
     counted = Table("Cells", ("cell", "contexts"), [(f.cell, str(len(f.contexts))) for f in cells], notes=_notes(mine))
     facts = [
         ("command", command),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from analyses.figures import HOLDS, NOT, OPEN, UNTOLD, Claim, Figures, Verdict, judge
@@ -31,6 +32,15 @@ def numbers(claim: Claim, found: Sequence[Verdict]) -> str:
     return f"{_upper(claim.of)}: " + "; ".join(f"{v.cell} {v.said(claim.form)}" for v in found) + "."
 
 
+def read_as(claim: Claim) -> str:
+    """The range that the claim is read as: the notes seldom say a number."""
+    if claim.claimed is None:
+        return ""
+    low, high = (f"{x:{claim.form}}" if math.isfinite(x) else None for x in claim.claimed)
+    parts = [f"at least {low}" if low else "", f"at most {high}" if high else ""]
+    return f"Read as: {' and '.join(p for p in parts if p)}."
+
+
 def finding(claim: Claim, found: Sequence[Verdict]) -> str:
     """What follows where the claim holds, and where it does not, {} being its numbers there; nothing where it cannot be told."""
     sides = [(claim.so, [v for v in found if v.word in (HOLDS, OPEN)]), (claim.if_not, [v for v in found if v.word == NOT])]
@@ -51,7 +61,8 @@ def block(question: Question, cells: Sequence[Figures]) -> str:
     judged = [(c, judge(c, cells)) for c in question.claims]
     findings = [f"* {text}" for c, found in judged if (text := finding(c, found))]
     claims = [
-        f"{i}. *The notes:* {c.notes}\n   {numbers(c, found)}\n   {verdict(found)}" for i, (c, found) in enumerate(judged, 1)
+        f"{i}. *The notes:* {c.notes}\n   {numbers(c, found)}\n   {' '.join(filter(None, [read_as(c), verdict(found)]))}"
+        for i, (c, found) in enumerate(judged, 1)
     ]
     rests = "; ".join(f"{f.cell} ({len(f.contexts)})" for f in cells)
     return (
