@@ -122,6 +122,15 @@ def by_cell(table: pl.DataFrame) -> list[Figures]:
 
 
 # ---------------------------------------------------------------------------------------------- claims
+def at_least(x: float) -> tuple[float, float]:
+    """A range of numbers by which a claim holds."""
+    return x, math.inf
+
+
+def at_most(x: float) -> tuple[float, float]:
+    return -math.inf, x
+
+
 @dataclass(frozen=True)
 class Claim:
     """What the notes say and the number that it stands or falls by.

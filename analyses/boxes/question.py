@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from analyses.contexts import Context, Tables
-from analyses.figures import Claim, mean, rows, share
+from analyses.figures import Claim, at_least, at_most, mean, rows, share
 from analyses.measures import bytes_for
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
@@ -69,7 +69,7 @@ CLAIMS = [
         notes="a larger page holds keys that are less alike, so its box is looser (on Quest, 1.1).",
         of="slack of pages of 64 tokens over that of pages of 4",
         number=lambda f: f("slack", "all layers", 64) / f("slack", "all layers", 4),
-        claimed=(1, float("inf")),
+        claimed=at_least(1),
         so="a box of 64 tokens is {} times as loose as one of 4: sixteen times the tokens, not sixteen times the slack.",
         if_not="larger pages are not looser.",
         form=".2f",
@@ -78,7 +78,7 @@ CLAIMS = [
         notes="an upper bound may touch the best key of its page (the hand example), and is loose in many dimensions (on Quest, 1.1, 3.1).",
         of="mean slack of pages of 16, in scaled logits",
         number=lambda f: f("slack", "all layers", 16),
-        claimed=(1, float("inf")),
+        claimed=at_least(1),
         so="a bound lies {} above the best key: e to the slack is a factor of thousands, which says next to nothing of a logit.",
         if_not="bounds lie within a factor of e of the truth.",
         form=".1f",
@@ -87,7 +87,7 @@ CLAIMS = [
         notes="a page that was chosen wrongly usually has a large slack (on Quest, 3.1).",
         of="slack of the pages that displaced a better one, over the mean slack (pages of 16)",
         number=lambda f: f("slack of what displaced", "quest", 16) / f("slack", "all layers", 16),
-        claimed=(1, float("inf")),
+        claimed=at_least(1),
         so="pages that take a better one's place are looser than the mean.",
         if_not="pages that take a better one's place are not looser than others: differences between slacks decide, not their size.",
         form=".2f",
@@ -96,7 +96,7 @@ CLAIMS = [
         notes="with a budget of tokens held fixed, larger pages lower the quality (on Quest, 2).",
         of=f"mass read with {ASKED} tokens by pages of 4, less that by pages of 64",
         number=lambda f: f("mass recall", "quest", 4) - f("mass recall", "quest", 64),
-        claimed=(0, 1),
+        claimed=at_least(0),
         so="a fixed budget of tokens reads less of the mass with larger pages ({}).",
         form="+.1%",
         if_not="larger pages do not lower the mass that is read.",
@@ -109,7 +109,7 @@ CLAIMS = [
             - (f("mass recall", "oracle", 4) - f("mass recall", "oracle", 64))
             / (f("mass recall", "quest", 4) - f("mass recall", "quest", 64))
         ),
-        claimed=(0.5, 1),
+        claimed=at_least(0.5),
         so="most of the loss is the bound's ({}): the oracle with the same pages loses less than half as much.",
         if_not="most of the loss is the page's, not the bound's ({}): an oracle that ranks the same pages by true mass loses most of it, too, "
         "because a large page carries tokens that nobody wants.",
@@ -118,7 +118,7 @@ CLAIMS = [
         notes="a fixed budget is taken up by false positives (on Quest, 1.1).",
         of="of the bytes that quest reads, those in pages that are not among the best (pages of 16)",
         number=lambda f: f("false positives", "quest", 16),
-        claimed=(0.5, 1),
+        claimed=at_least(0.5),
         so="more than half of what is read is in pages that an oracle would not have read.",
         if_not="{} of what is read is in pages that an oracle would not have read: a part, not most.",
     ),
@@ -126,7 +126,7 @@ CLAIMS = [
         notes="the best page size moves with where the cache lies; it is no constant of the algorithm (on reading and evicting, 5).",
         of=f"bytes for {MASS:.0%} of the mass with pages of 4 over those with pages of 16, rows and index on the device",
         number=lambda f: f("bytes needed", DEVICE, 4) / f("bytes needed", DEVICE, 16),
-        claimed=(1, float("inf")),
+        claimed=at_least(1),
         so="on the device pages of 16 are cheaper than pages of 4, whose index costs more than it saves ({} times the bytes).",
         if_not="on the device pages of 4 are cheaper than pages of 16, index and all ({} times the bytes).",
         form=".2f",
@@ -135,7 +135,7 @@ CLAIMS = [
         notes="and the smaller it is, the less is brought from a slower memory, where the index stays on the device (on Quest, 3).",
         of=f"bytes for {MASS:.0%} of the mass with pages of 4 over those with pages of 16, rows alone",
         number=lambda f: f("bytes needed", HOST, 4) / f("bytes needed", HOST, 16),
-        claimed=(0, 1),
+        claimed=at_most(1),
         so="over the link to the host pages of 4 need {} of the bytes of pages of 16: where the cache lies does move the best page size.",
         if_not="over the link to the host pages of 4 need {} times the bytes of pages of 16.",
         form=".2f",

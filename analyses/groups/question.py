@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from analyses.contexts import Context
-from analyses.figures import Claim, mean, rows, share
+from analyses.figures import Claim, at_least, at_most, mean, rows, share
 from analyses.measures import at_bytes
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
@@ -52,13 +52,12 @@ def over(one: str, other: str, figure: str = "mass recall") -> Any:
     return lambda f: f(figure, one, AT) - f(figure, other, AT)
 
 
-ABOVE = (0.0, float("inf"))
 CLAIMS = [
     Claim(
         notes="in the worst case heads choose disjoint pages, and their union is as large as all their budgets together (on Quest, 2.1).",
         of="pages of the union over the pages that the three heads of a group choose, 128 tokens each",
         number=lambda f: f("union", OWN, "128 tokens"),
-        claimed=(0.9, 1),
+        claimed=at_least(0.9),
         so="the heads of a group hardly share pages: the union is {} of all they choose.",
         if_not="heads of a group share pages: the union is {} of all they choose, a third being the least.",
     ),
@@ -66,7 +65,7 @@ CLAIMS = [
         notes="sets of their own are finer, one set is more regular to read: the finer is the better recall (on Quest, 2.1).",
         of=f"mass read by sets of their own less that by one set of the largest bound, at {AT} of full attention's bytes",
         number=over(OWN, MAX),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="at equal bytes sets of their own read {} of the mass more than one set for the group.",
         form="+.1%",
         if_not="at equal bytes one set for the group reads more than sets of their own ({}): each head attends to all that is paid for.",
@@ -83,7 +82,7 @@ CLAIMS = [
         notes="the largest bound of a group adds up the false positives of its heads (on Quest, 2.1).",
         of=f"mass read by the largest bound less that by the mean bound, at {AT}",
         number=over(MAX, MEAN),
-        claimed=(-float("inf"), 0),
+        claimed=at_most(0),
         so="one set by the largest bound reads less of the mass than one by the mean ({}).",
         form="+.1%",
         if_not="the largest bound is no worse than the mean ({}).",
@@ -92,7 +91,7 @@ CLAIMS = [
         notes="a mean dilutes what few heads want very much (on Quest, 2.1).",
         of=f"mass read by the worst head under the largest bound less that under the mean, at {AT}",
         number=over(MAX, MEAN, "worst head's mass recall"),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="the worst head does better with the largest bound than with the mean: {}.",
         form="+.1%",
         if_not="the worst head does no better with the largest bound than with the mean ({}).",
@@ -101,7 +100,7 @@ CLAIMS = [
         notes="some private pages for each head, the rest in common, is a middle way (on Quest, 2.1).",
         of=f"mass read by the worst head with a private page each less that of the largest bound alone, at {AT}",
         number=over(SPLIT, MAX, "worst head's mass recall"),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="a private page each helps the worst head: {}.",
         form="+.1%",
         if_not="a private page each does not help the worst head ({}).",

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from analyses.contexts import Context, Tables
-from analyses.figures import Claim, mean, rows, share
+from analyses.figures import Claim, at_least, at_most, mean, rows, share
 from analyses.measures import lost
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
@@ -101,13 +101,12 @@ def seen(run: Tables) -> pl.DataFrame:
     return rows(run.named(found), figures, at=pl.lit("any span"))
 
 
-MORE = (0.0, float("inf"))
 CLAIMS = [
     Claim(
         notes=f"the first {FIRST} layers are hardly sparse, the others above 90% (on Quest, 1: measured on Llama 2; measure anew).",
         of=f"part of all pages that the oracle's order needs for 95% of the mass, first {FIRST} layers less the others",
         number=lambda f: f("pages needed by group", "oracle", f"first {FIRST}") - f("pages needed by group", "oracle", "others"),
-        claimed=MORE,
+        claimed=at_least(0),
         so=f"the first {FIRST} layers need {{}} of all pages more than the others.",
         form="+.1%",
         if_not=f"the first {FIRST} layers of this model need no more pages than the others ({{}}).",
@@ -116,7 +115,7 @@ CLAIMS = [
         notes="more than 90% of most later layers can be left out (on Quest, 1).",
         of="part of all pages that the oracle's order needs for 95% of the mass, all but the first two layers",
         number=lambda f: f("pages needed by group", "oracle", "others"),
-        claimed=(0, 0.1),
+        claimed=at_most(0.1),
         so="the others need {} of their pages.",
         if_not="the others need {} of their pages for 95% of the mass: contexts of a thousand tokens are not as sparse as those of the paper.",
     ),
@@ -124,7 +123,7 @@ CLAIMS = [
         notes="a mean over heads hides the few that need more (on Quest, 1).",
         of=f"mass read with {READ} tokens: mean of heads less the worst head of a layer",
         number=lambda f: f("mass by heads", "quest", "mean of heads") - f("mass by heads", "quest", "worst head of a layer"),
-        claimed=(0.05, 1),
+        claimed=at_least(0.05),
         so="the worst head of a layer reads {} less of its mass than the mean of heads.",
         form="+.1%",
         if_not="heads are alike: the worst of a layer reads {} less than the mean.",
@@ -133,7 +132,7 @@ CLAIMS = [
         notes="budgets by layer are better than one rate for the model (on Quest, 1 and 3.2).",
         of="pages saved by budgets of a layer's own at 90% of the mass, chosen in hindsight, of those that equal budgets take",
         number=lambda f: 1 - f("pages a head", "oracle", "by layer") / f("pages a head", "oracle", "every head alike"),
-        claimed=(0.05, 1),
+        claimed=at_least(0.05),
         so="budgets by layer save {} of the pages at the same mean mass, at most.",
         if_not="budgets by layer save {} of the pages at most.",
     ),
@@ -141,7 +140,7 @@ CLAIMS = [
         notes="heads differ as layers do (on Quest, 1).",
         of="pages saved by budgets of a head's own at 90% of the mass, chosen in hindsight",
         number=lambda f: 1 - f("pages a head", "oracle", "by head") / f("pages a head", "oracle", "every head alike"),
-        claimed=(0.05, 1),
+        claimed=at_least(0.05),
         so="budgets by head save {} at most.",
         if_not="budgets by head save {} at most.",
     ),
@@ -149,7 +148,7 @@ CLAIMS = [
         notes="first tokens are sinks: they must stay (on QEvict, 4.1).",
         of="output error without a sink less that with 4, streaming_llm at 20%",
         number=lambda f: f("output error by sinks", "streaming_llm", 0) - f("output error by sinks", "streaming_llm", 4),
-        claimed=MORE,
+        claimed=at_least(0),
         so="without sinks the error is larger by {}.",
         if_not="sinks do not lower the error ({}).",
         form="+.3f",
@@ -158,7 +157,7 @@ CLAIMS = [
         notes="five sinks, from the experience of StreamingLLM (on QEvict, 10q; its default is 4).",
         of="output error with 1 sink less that with 5",
         number=lambda f: f("output error by sinks", "streaming_llm", 1) - f("output error by sinks", "streaming_llm", 5),
-        claimed=MORE,
+        claimed=at_least(0),
         so="five sinks err less than one, by {}.",
         if_not="one sink is as good as five here ({}).",
         form="+.4f",
@@ -167,7 +166,7 @@ CLAIMS = [
         notes="candidates of one layer may serve the next, and drift as representations do (on reading and evicting, 3).",
         of="mass read with the pages of the layer below less that with a layer's own, all heads' pages together",
         number=lambda f: f("mass by neighbour", "quest", 1) - f("mass by neighbour", "quest", 0),
-        claimed=(-1, 0),
+        claimed=at_most(0),
         so="with the pages of the layer below a layer reads less of the mass ({}).",
         form="+.1%",
         if_not="a layer loses nothing with the pages of the layer below ({}).",
@@ -176,7 +175,7 @@ CLAIMS = [
         notes="and the farther the layer, the more (on reading and evicting, 3).",
         of="mass read with the pages of the layer 8 below less that of the layer below",
         number=lambda f: f("mass by neighbour", "quest", 8) - f("mass by neighbour", "quest", 1),
-        claimed=(-1, 0),
+        claimed=at_most(0),
         so="with those of the layer eight below still less ({}).",
         form="+.1%",
         if_not="eight layers away it is no worse than one ({}).",

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from analyses.contexts import Context
-from analyses.figures import Claim, mean, rows
+from analyses.figures import Claim, at_least, at_most, mean, rows
 from analyses.measures import billed, lost
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
@@ -73,13 +73,12 @@ def old(figure: str) -> Any:
     return found
 
 
-ABOVE, BELOW = (0.0, float("inf")), (-float("inf"), 0.0)
 CLAIMS = [
     Claim(
         notes="what is read tells nothing of what is held: reading a part saves no capacity (on reading and evicting, opening and 1).",
         of=f"bytes that quest holds on the device, of the full cache's, while it reads {AT} of the tokens",
         number=lambda f: f("bytes resident", "quest", AT),
-        claimed=(1, float("inf")),
+        claimed=at_least(1),
         so="quest holds {} of the full cache: all of it, and an index.",
         if_not="quest holds {} of the full cache.",
     ),
@@ -87,7 +86,7 @@ CLAIMS = [
         notes="heads of a group each read their own pages; evicting bounds traffic and capacity alike (on reading and evicting; on Quest, 2.1).",
         of=f"bytes read by quest over bytes read by h2o, both at {AT}",
         number=lambda f: f("bytes read", "quest", AT) / f("bytes read", "h2o", AT),
-        claimed=(1, float("inf")),
+        claimed=at_least(1),
         so="at the same budget quest reads {} times the bytes of h2o: the union of a group's pages, and the index.",
         if_not="at the same budget quest reads no more bytes than h2o ({}).",
         form=".2f",
@@ -96,7 +95,7 @@ CLAIMS = [
         notes="what was never needed may be needed suddenly, and what was evicted cannot be found again (on reading and evicting, 2 and 5).",
         of=f"evidence read by quest less that read by h2o, when a question turns to it, both at {AT}",
         number=over("evidence recall", "quest", "h2o"),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="a question that turns to the evidence finds {} of it more by reading than by keeping heavy hitters.",
         form="+.1%",
         if_not="a question finds no more of the evidence by reading than by keeping heavy hitters ({}).",
@@ -106,7 +105,7 @@ CLAIMS = [
         notes="queries that stay with one subject favour heavy hitters (on reading and evicting, 5).",
         of=f"output error of h2o less that of quest in text that goes on, both at {AT}",
         number=over("output error", "h2o", "quest"),
-        claimed=BELOW,
+        claimed=at_most(0),
         so="in text that goes on h2o errs less than quest at the same budget ({}).",
         if_not="even in text that goes on h2o errs more than quest at the same budget ({}).",
         form="+.3f",
@@ -116,7 +115,7 @@ CLAIMS = [
         notes="a score of the past lags behind: an oracle would keep other tokens (on reading and evicting, 2).",
         of=f"dense mass within reach of an oracle of keeping less that of h2o, both at {AT}",
         number=over("mass recall", "oracle of keeping", "h2o"),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="who knew the future would keep {} of the mass more in as many slots.",
         form="+.1%",
         if_not="h2o keeps what an oracle would ({}).",
@@ -125,7 +124,7 @@ CLAIMS = [
         notes="errors of eviction may pile up over tens to hundreds of steps (on reading and evicting, 4).",
         of=f"mass on evicted tokens in the last quarter of the steps less that in the first, h2o at {AT}",
         number=lambda f: f("mass on evicted tokens", "h2o", 4) - f("mass on evicted tokens", "h2o", 1),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="what is missed grows: {} of the mass more in the last quarter of the steps than in the first.",
         form="+.1%",
         if_not="what is missed does not grow over these steps ({}): the share of recent text grows, too.",
@@ -134,7 +133,7 @@ CLAIMS = [
         notes="a first step flatters a set of candidates that is kept: it ages (on reading and evicting, 4).",
         of="mass read by a set chosen once less that by one chosen anew, when it is oldest",
         number=old("mass recall by age"),
-        claimed=BELOW,
+        claimed=at_most(0),
         so="a set of pages that is kept for good reads less of the mass when it is oldest ({}).",
         form="+.1%",
         if_not="a set that is kept for good reads more of the mass as it ages ({}), not less: every page that began since joins it.",
@@ -143,7 +142,7 @@ CLAIMS = [
         notes="and candidates move with what the answer is about (on reading and evicting, 4).",
         of="evidence read by a set chosen once less that by one chosen anew, over all steps",
         number=lambda f: f("evidence recall", ONCE, "all ages") - f("evidence recall", ANEW, "all ages"),
-        claimed=BELOW,
+        claimed=at_most(0),
         so="what a set that is kept loses is the evidence ({} of it).",
         form="+.1%",
         if_not="it does not lose the evidence ({}).",

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from analyses.contexts import Context
-from analyses.figures import Claim, mean, rows
+from analyses.figures import Claim, at_least, at_most, mean, rows
 from analyses.measures import at_bytes
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
@@ -44,13 +44,12 @@ def gain(of: str, over: str = "one box", at: str = USUAL) -> Any:
     return lambda f: f("mass recall", of, at) - f("mass recall", over, at)
 
 
-ABOVE = (0.0, float("inf"))
 CLAIMS = [
     Claim(
         notes="several boxes in a page trade bytes for tightness without a break; more are tighter (on Quest, 3.1).",
         of=f"mass read with two boxes less that with one, both at {USUAL} of full attention's bytes",
         number=gain("two boxes"),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="a second box pays for its bytes: {} of the mass more.",
         form="+.1%",
         if_not="a second box is tighter and still reads less of the mass at equal bytes ({}): every box is scanned at every step.",
@@ -59,7 +58,7 @@ CLAIMS = [
         notes="the more boxes, the closer to the truth (on Quest, 3.1).",
         of=f"mass read with four boxes less that with one, both at {MOST}",
         number=gain("four boxes", at=MOST),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="four boxes pay for their bytes: {}.",
         form="+.1%",
         if_not="four boxes cost a quarter of full attention's bytes before a page is read, and then read less of the mass ({}).",
@@ -68,7 +67,7 @@ CLAIMS = [
         notes="boxes of clusters can be tighter than boxes of neighbours (on Quest, 3.1).",
         of="slack of two clustered boxes less that of two in order, in scaled logits",
         number=lambda f: f("slack", "two boxes, clustered", "128 tokens") - f("slack", "two boxes", "128 tokens"),
-        claimed=(-float("inf"), 0),
+        claimed=at_most(0),
         so="clusters are tighter than neighbours: {} in scaled logits.",
         if_not="clusters are no tighter than neighbours: {}.",
         form="+.2f",
@@ -86,7 +85,7 @@ CLAIMS = [
         notes="turning the axes may shrink the boxes; some other turn makes them looser (on Quest, 3.1).",
         of="slack of boxes along principal axes over that along the model's own",
         number=lambda f: f("slack", "principal axes", "128 tokens") / f("slack", "one box", "128 tokens"),
-        claimed=(0, 1),
+        claimed=at_most(1),
         so="principal axes shrink the slack to {} of what it is.",
         if_not="principal axes do not shrink the slack ({}).",
         form=".2f",
@@ -103,7 +102,7 @@ CLAIMS = [
         notes="summaries in fewer bits save bandwidth, and a bound that is rounded outward stays a bound and gets looser (on Quest, 3).",
         of=f"mass read with boxes in 8 bits less that in 16, at {USUAL}",
         number=gain("one box in fp8"),
-        claimed=ABOVE,
+        claimed=at_least(0),
         so="8 bits pay: {} of the mass more, half the index.",
         form="+.1%",
         if_not="8 bits do not pay ({}), although the index is half the size.",
@@ -112,7 +111,7 @@ CLAIMS = [
         notes="what is tighter than min and max costs more bytes of index (on Quest, 1.1).",
         of=f"mass read by a box as wide as keys stray on average (ArkVale's) less that by one box, at {USUAL}: as many numbers, no bound",
         number=gain("mean width"),
-        claimed=(-float("inf"), 0),
+        claimed=at_most(0),
         so="a box as wide as keys stray on average, which is no bound, ranks no better ({}).",
         form="+.1%",
         if_not="a box as wide as keys stray on average reads more of the mass ({}): to rank, a bound is not the best use of its bytes.",
