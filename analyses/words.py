@@ -36,7 +36,8 @@ def read_as(claim: Claim) -> str:
     """The range that the claim is read as: the notes seldom say a number."""
     if claim.claimed is None:
         return ""
-    low, high = (f"{x:{claim.form}}" if math.isfinite(x) else None for x in claim.claimed)
+    form = claim.form.lstrip("+")
+    low, high = (f"{x:{form}}" if math.isfinite(x) else None for x in claim.claimed)
     parts = [f"at least {low}" if low else "", f"at most {high}" if high else ""]
     return f"Read as: {' and '.join(p for p in parts if p)}."
 

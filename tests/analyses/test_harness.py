@@ -122,7 +122,7 @@ def test_words_follow_the_verdicts():
     assert words.finding(claim(), of[2:]) == ""
     assert words.numbers(claim(), of[:1]) == "The number: a 80.0% [70.0%, 90.0%]."
     assert words.read_as(claim()) == "Read as: at least 50.0% and at most 100.0%."
-    assert words.read_as(claim(-math.inf, 0, form="+.1f")) == "Read as: at most +0.0."
+    assert words.read_as(claim(-math.inf, 0, form="+.1f")) == "Read as: at most 0.0."
     assert words.verdict([Verdict("a", 8, 1, 1, 1, OPEN)]) == "**Left open by the notes**."
 
 
