@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 
-import polars as pl
 import pytest
 
 from analyses import page, words
@@ -42,16 +41,11 @@ def test_the_small_part_is_measured_again(question):
     assert question.kept.moved(again) == []
 
 
-def test_charts_draw_all_that_is_kept(question):
-    frame = pl.concat([f.frame() for f in question.kept.figures()])
+def test_the_page_draws_all_and_says_what_it_rests_on(question, tmp_path):
+    measured = set(question.kept.table["figure"])
     for chart in question.charts:
-        figure = chart.figure(frame)
-        assert set(chart.figures) <= set(frame["figure"])
+        assert set(chart.figures) <= measured
         assert "ull attention" in chart.how  # drawn, or named as absent
-        assert figure.spec["vconcat"]
-
-
-def test_the_page_says_what_it_rests_on(question, tmp_path):
     page.write(question, question.kept, tmp_path / "page.html", question.command)
     told = (tmp_path / "page.html").read_text("utf-8")
     for f in question.kept.figures():
