@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if args.fresh:
         forget()
     try:
-        return max((reckon if isinstance(q, Reckoning) else answer)(q, args) for q in questions(args.question))
+        return max(reckon(q, args) if isinstance(q, Reckoning) else answer(q, args) for q in questions(args.question))
     except KvsimError as e:
         print(f"analyses: {e}", file=sys.stderr)
         return 2 if isinstance(e, WrongUse) else 1

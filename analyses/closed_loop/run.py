@@ -51,7 +51,7 @@ def condense(folder: Path) -> None:
         found = next((x for x in (folder / name, folder / f"{name}.partial") if any(x.glob("layers*.parquet"))), None)
         if found is not None:
             study = open_study(found)
-            if study.answers.group_by("task").agg(pl.col("context").n_unique())["context"].min() < FEWEST:
+            if min(study.answers.group_by("task").agg(pl.col("context").n_unique())["context"].to_list()) < FEWEST:
                 continue
             if name == "layers":
                 sensitivity(study).write_parquet(TABLES / "layers.parquet")

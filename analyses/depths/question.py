@@ -73,7 +73,7 @@ def equal(heads: pl.DataFrame, curves: pl.DataFrame) -> pl.DataFrame:
     }
     found = []
     for (policy, role), mine in each.group_by("policy", "role", maintain_order=True):
-        mean_pages = mine["read_pages"].mean()
+        mean_pages = float(mine["read_pages"].to_numpy().mean())
         for r in mine.to_dicts():
             x, y = of[role, r["layer"], r["q_head"]]
             by = {RULE: r["mass_recall"], HEADS: np.interp(r["read_pages"], x, y), ALL: np.interp(mean_pages, x, y)}

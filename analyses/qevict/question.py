@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,7 +21,7 @@ TWO, THREE = "2 tiers", "3 tiers"
 TIERS = {TWO: 0.0, THREE: 0.7}  # full and gone, or coded between them -> quant_share
 BUDGETS = {"5 %": 0.05, "20 %": 0.2}
 SHORTER = 16  # recent tokens in the comparison of budgets: of 5 % of 1 000 tokens, 32 and the sinks leave no window
-OPTIONS = {  # the defaults with one thing changed
+OPTIONS: dict[str, dict[str, Any]] = {  # the defaults with one thing changed
     "start: window": {"init": "window"},
     "start: column": {"init": "column"},
     "start: zeros": {"init": "zeros"},
@@ -34,7 +35,7 @@ OPTIONS = {  # the defaults with one thing changed
     "host tier": {"host": kvsim.share(HOLD)},
 }
 DEFAULT = f"{THREE}, 8"
-FAMILIES = {
+FAMILIES: dict[str, Callable[[Any], Any]] = {
     "QEvict": lambda hold: kvsim.qevict(hold=hold, recent=SHORTER),
     "eviction, QEvict's scores": lambda hold: kvsim.qevict(hold=hold, recent=SHORTER, quant_share=0.0),
     "eviction, H2O": lambda hold: kvsim.h2o(hold=hold),

@@ -23,7 +23,7 @@ def row(policy: str, context: int) -> dict[str, Any]:
     return next(r for r in served()["rows"] if (r["policy"], r["context"]) == (policy, context))
 
 
-def faster(policy: str, context: int, weights: str = "FP16", **how: Any) -> dict[str, float]:
+def faster(policy: str, context: int, weights: str = "FP16", **how: Any) -> dict[str, Any]:
     """found, low, high: full attention's step over the policy's."""
     x = step(policy, context, weights, **how)["speedup"]
     return {"found": x["speedup"], "low": x["low"], "high": x["high"]}
