@@ -104,7 +104,7 @@ def test_report_is_called_with_what_was_asked(kvsim_, monkeypatch):
     asked = []
     monkeypatch.setattr("kvsim.report.page.report", lambda *runs, **images: asked.append((runs, images)) or "page.html")
     assert kvsim_("report", "one", "two", "-o", "page.html", "--png", "charts") == (0, "page.html\n", "")
-    assert asked == [((["one", "two"], "page.html"), {"png": "charts", "svg": None})]
+    assert asked == [((["one", "two"], "page.html"), {"png": "charts", "svg": None, "costs": None})]
 
 
 def test_what_is_no_run_is_not_reported(kvsim_):

@@ -18,6 +18,7 @@ from kvsim.units import pages, tokens
 
 SHIPPED = {
     "adakv": "adakv(hold=tokens(20), window=5)",
+    "caote": "caote(hold=tokens(18))",
     "criticalkv": "criticalkv(hold=tokens(20), window=5)",
     "defensivekv": "defensivekv(hold=tokens(20), window=5)",
     "everything": "everything()",

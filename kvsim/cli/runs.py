@@ -78,10 +78,11 @@ def report_(args: argparse.Namespace) -> None:
     from kvsim.metrics.run import open_run, part
     from kvsim.report.page import report
 
-    runs = []
-    for run in map(open_run, args.runs):
-        policies = args.policies and [policy_named(run, policy) for policy in args.policies]
-        runs.append(part(run, policies, args.layers, args.requests))
+    runs = args.runs
+    if args.policies or args.layers or args.requests:  # of runs; a study of the closed loop is shown whole
+        opened = [open_run(run) for run in runs]
+        named = [args.policies and [policy_named(run, policy) for policy in args.policies] for run in opened]
+        runs = [part(run, policies, args.layers, args.requests) for run, policies in zip(opened, named, strict=True)]
     print(report(runs, args.out, png=args.png, svg=args.svg, costs=_costs(args)))
 
 

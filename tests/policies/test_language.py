@@ -237,7 +237,7 @@ REFUSED = {
     "quest(read=token(32))": "unknown unit, rule or index 'token', did you mean 'tokens'?",
     "quest(read=tokens(1), index=boxes(m=3))": "unknown parameter of boxes 'm': one of by, dtype, keys, n, rotate, rounding",
     "quest(read=share(0.2, off='x'))": "unknown parameter of share 'off', did you mean 'of'?",
-    "quest(read=__import__('os'))": "unknown unit, rule or index '__import__': one of boxes, digest, exact, gap, kib, mass, mib, pages, shards, share, sphere, tokens, top_p",
+    "quest(read=__import__('os'))": "unknown unit, rule or index '__import__': one of block_mean, boxes, digest, exact, gap, kib, mass, mib, pages, shards, share, sphere, tokens, top_p",
     "quest(preset='mit-kernl')": "unknown preset of quest 'mit-kernl', did you mean 'mit-kernel'?",
     "tova(preset='x')": "unknown preset of tova 'x': there are none",
     "tokens(4)": f"unknown policy 'tokens': {KNOWN}",

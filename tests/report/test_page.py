@@ -231,7 +231,7 @@ def test_pages_stay_small(pages):
 
 def test_images_beside_the_page(composed, tmp_path, monkeypatch):
     some = [b for s in composed["bare"] for b in s.blocks if isinstance(b, html.Figure) and b.name in ("fate", "resident")]
-    monkeypatch.setattr(module, "sections", lambda run, name="": [html.Section("Two", blocks=some)])
+    monkeypatch.setattr(module, "sections", lambda run, name="", costs=None: [html.Section("Two", blocks=some)])
     path = write_run(tmp_path / "run", policies=(H2O,))
     assert (
         main(

@@ -113,7 +113,7 @@ def _read(view: View, fit: list[Style], heads: pl.DataFrame) -> tuple[Read | Non
     for most, down in GRIDS:
         width = PAGE * -(-total // (PAGE * most))
         grid = Grid(steps[:: -(-len(steps) // down)], width, -(-total // width))
-        fits = LETTERS // (len(known) * -(-len(grid.steps) * grid.across // 2))
+        fits = min(LETTERS // (len(known) * -(-len(grid.steps) * grid.across // 2)), theme.ROW_CAP // len(known))
         if fits >= len(places):
             break
     taken = sorted(_best_first(places, heads)[:fits])
