@@ -120,4 +120,4 @@ def test_every_cell_has_a_time():
 def test_an_unsound_capture_stops_it(cell, monkeypatch):
     monkeypatch.setattr("kvsim.capture.check.Verified.sound", False)
     with pytest.raises(KvsimError, match="NOT VERIFIED"):
-        list(study.run(study.cells(NAME), cell))
+        list(study.run(study.cells(NAME), cell, 1))
