@@ -19,6 +19,7 @@ include_patterns = [
     "docs/*.ipynb",
     "README*.md",
     "CONTRIBUTING.md",
+    "analyses/README.md",
     "analyses/*/README.md",
     "traces/README.md",
     "changes/README.md",
@@ -53,5 +54,7 @@ def setup(app: Any) -> None:
     def with_side_bar(app: Any, page: str, source: list[str]) -> None:
         if page == root_doc:
             source[0] += "\n\n" + toctrees(source[0])
+        elif page == "analyses/README":  # its table leads to a page for each question
+            source[0] += "\n\n" + toctrees("\n## Questions\n" + source[0])
 
     app.connect("source-read", with_side_bar)
