@@ -30,7 +30,7 @@ def blocks(source: Source, keep: bool = True):
     read = for_layer(READ, source.layer).part("read")
     reader = Reader(read, source, 0, steps_per_block(source.layer.group))
     past, room = Past(source, None, 0), None
-    for index in cut(np.arange(len(source.steps)), source.layer.group):
+    for index in cut(source, np.arange(len(source.steps))):
         dense = Dense(source, 0, index, room, keep)
         room = dense.dots if keep else None
         held, q = past.held(dense), source.queries(0, index).astype(np.float64)

@@ -76,7 +76,7 @@ def test_run_json_cannot_name_files_elsewhere(run):
 
 def test_a_page_is_not_written_over_a_folder(run, tmp_path):
     (tmp_path / "pages").mkdir()
-    with pytest.raises(WrongUse, match="a folder"):
+    with pytest.raises(WrongUse, match="is a folder"):
         report(run, tmp_path / "pages")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pages", "run"]
 

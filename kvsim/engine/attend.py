@@ -34,9 +34,10 @@ def steps_per_block(group: int) -> int:
     return max(1, ROWS // group)
 
 
-def blocks(places: Ints, group: int) -> list[Ints]:
-    """Steps, ascending, cut where a product ends: a step stands at one place of it whatever steps are chosen."""
-    return [x for x in np.split(places, np.flatnonzero(np.diff(places // steps_per_block(group))) + 1) if len(x)]
+def blocks(source: Source, places: Ints) -> list[Ints]:
+    """Places in source.steps, ascending, cut where a product ends: a step stands at one place of it whatever steps are chosen, or captured."""
+    product = source.steps[places] // steps_per_block(source.layer.group)
+    return [x for x in np.split(places, np.flatnonzero(np.diff(product)) + 1) if len(x)]
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Dense:
         tokens = padded(src.k.shape[1], TILE)
         self.flags, self.every = kernel.visible(self.first, self.t, tokens)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
-        place = (self.index % steps_per_block(self.group))[:, None] * self.group + np.arange(self.group)
+        place = (src.steps[self.index] % steps_per_block(self.group))[:, None] * self.group + np.arange(self.group)
         self.place = None if place[-1, -1] == self.rows - 1 else place.ravel()
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))

@@ -33,7 +33,7 @@ def coverage(source: Source, read: Any, head: int, levels: Sequence[int]) -> tup
 
 
 def _blocks(source: Source, reader: Reader, past: Past, head: int, levels: NDArray[np.int64]) -> Iterator[tuple[Floats, Floats]]:
-    for index in blocks(np.arange(len(source.steps)), source.layer.group):
+    for index in blocks(source, np.arange(len(source.steps))):
         block = Dense(source, head, index, keep=False)
         held = past.held(block)
         q = source.queries(head, index).astype(np.float64)

@@ -73,7 +73,7 @@ def _check(chain: Chain) -> None:
 def _ranked(source: Source, reader: Reader) -> Ranked:
     size = int(reader.read.page)
     past, found = Past(source, None, reader.head), []
-    for index in blocks(np.arange(len(source.steps)), source.layer.group):
+    for index in blocks(source, np.arange(len(source.steps))):
         dense = Dense(source, reader.head, index, keep=False)
         held = past.held(dense)
         q = source.queries(reader.head, index).astype(np.float64)

@@ -46,7 +46,7 @@ def reuse(source: Source, plans: Mapping[int, Plan]) -> list[dict[str, Any]]:
     for head in range(source.layer.kv_heads):
         mine = slice(head * source.layer.group, (head + 1) * source.layer.group)
         told = np.flatnonzero(sets[OWN][mine].any(axis=(0, 2)))
-        for index in blocks(told, source.layer.group):
+        for index in blocks(source, told):
             dense = Dense(source, head, index)
             mass = _by_step(dense.page_mass(own.size), dense, shape[2])
             marked = None

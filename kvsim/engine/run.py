@@ -93,7 +93,7 @@ def run_layer(
         mine = [w for w in work if w.job.heads is None or head in w.job.heads]
         for w in mine:
             w.begin(head, wanted)
-        for index in blocks(places, source.layer.group):
+        for index in blocks(source, places):
             dense = Dense(source, head, index, room)
             for w in mine:
                 w.step(dense, wanted[index])

@@ -100,7 +100,7 @@ def write_page(
     """The page as a file, there when complete -> its path. Raises WrongUse for a folder."""
     out = Path(out)
     if out.is_dir():
-        raise WrongUse(f"{out}: a folder; expected the name of a page, for example {out / 'report.html'}")
+        raise WrongUse(f"{out} is a folder; expected the name of a page, for example {out / 'report.html'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(out.name + ".partial")
     try:
