@@ -12,7 +12,7 @@ from analyses.figures import judge
 from analyses.question import Numbers, Question
 from kvsim.metrics.interval import FEWEST
 from kvsim.report.export import write_png
-from kvsim.report.html import Section, Table, render
+from kvsim.report.html import Section, Table, write_page
 
 
 def write(question: Question, mine: Numbers, out: Path, command: str, every: bool = False, png: Path | None = None) -> None:
@@ -40,8 +40,7 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
         Section("Claim by claim", text=claims),
         Section("What this rests on", facts=facts, blocks=[counted]),
     ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(question.title, [question.lead], sections, list(question.labels)), encoding="utf-8")
+    write_page(out, question.title, [question.lead], sections, list(question.labels))
     if png:
         write_png(figures, png)
 

@@ -12,7 +12,7 @@ import kvsim
 from analyses.contexts import ROOT
 from analyses.figures import HOLDS, NOT, OPEN, UNTOLD
 from kvsim.report.export import write_png
-from kvsim.report.html import Figure, Section, Table, render
+from kvsim.report.html import Figure, Section, Table, write_page
 
 EQUAL, AT_MOST, AT_LEAST, MORE, OPEN_ENDED = "is", "is at most", "is at least", "is more than", "is left open"
 NEAR = 0.01  # "is" allows so much of the published number: it was printed rounded
@@ -100,7 +100,6 @@ class Reckoning:
             Section("Number by number", blocks=[table]),
             Section("What this rests on", facts=[("command", self.command), ("kvsim", kvsim.__version__)]),
         ]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(render(self.title, [self.lead], sections), encoding="utf-8")
+        write_page(out, self.title, [self.lead], sections)
         if png:
             write_png(figures, png)

@@ -16,7 +16,7 @@ from analyses.figures import Draws, Figures, told
 from analyses.reckoning import Reckoning, Sum
 from analyses.saving.question import sums as saved
 from kvsim.report.export import write_png
-from kvsim.report.html import Figure, Section, Table, render
+from kvsim.report.html import Figure, Section, Table, write_page
 
 TASKS = {"needle": "one fact in a text", "reversal": "a question that turns", "plain": "text that goes on"}
 SCORES, FUSED, ANY = "gives attention weights (eager, SDPA)", "gives none (FlashAttention)", "any"
@@ -186,8 +186,7 @@ class Decision(Reckoning):
             Section("Evidence", blocks=figures),
             Section("What this rests on", facts=[("command", self.command), ("kvsim", kvsim.__version__)]),
         ]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(render(self.title, [self.lead], sections), encoding="utf-8")
+        write_page(out, self.title, [self.lead], sections)
         if png:
             write_png(figures, png)
 

@@ -11,6 +11,7 @@ from analyses.contexts import Context, Tables
 from analyses.figures import Claim, Draws, Figures, at_least, mean, rows, share
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Question
+from kvsim.metrics.paired import auc
 
 FIXED = "quest(read=tokens(128))"
 RULES = {
@@ -107,9 +108,8 @@ def told(seen: Tables) -> pl.DataFrame:
 
 def ordered(low: Sequence[float] | np.ndarray, high: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Pairs in which low is below high, ties counting half; all pairs."""
-    there = np.sort(np.asarray(high, float))
-    below, upto = (np.searchsorted(there, np.asarray(low, float), side) for side in ("left", "right"))
-    return float((len(there) - (below + upto) / 2).sum()), float(len(low) * len(there))
+    pairs = len(low) * len(high)
+    return auc(np.append(low, high), np.repeat([False, True], [len(low), len(high)])) * pairs if pairs else 0.0, float(pairs)
 
 
 def gain(rule: str, over: str = ALL) -> Callable[[Figures], Draws]:

@@ -177,8 +177,9 @@ def open_study(path: str | Path) -> Study:
         about = from_json(file.read_text("utf-8"))
     except (OSError, ValueError) as e:
         raise BadTrace(f"{path}: not the directory of a kvsim live ({e})") from None
-    if about.get("schema") != LIVE_SCHEMA:
-        raise BadTrace(f"{file}: schema {about.get('schema')!r}, expected {LIVE_SCHEMA!r}")
+    schema = about.get("schema") if isinstance(about, dict) else None
+    if schema != LIVE_SCHEMA:
+        raise BadTrace(f"{file}: schema {schema!r}, expected {LIVE_SCHEMA!r}")
     return Study(Path(path), about)
 
 

@@ -205,6 +205,7 @@ def test_a_family_is_a_policy_without_its_numbers():
 def test_another_directory_is_no_study(tmp_path):
     with pytest.raises(BadTrace, match="not the directory of a kvsim live"):
         open_study(tmp_path)
-    (tmp_path / "live.json").write_text('{"schema": "kvsim.run/1"}')
-    with pytest.raises(BadTrace, match=r"expected 'kvsim\.live/1'"):
-        open_study(tmp_path)
+    for other in ('{"schema": "kvsim.run/1"}', "[]", "3"):
+        (tmp_path / "live.json").write_text(other)
+        with pytest.raises(BadTrace, match=r"expected 'kvsim\.live/1'"):
+            open_study(tmp_path)

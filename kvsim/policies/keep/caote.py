@@ -9,6 +9,7 @@ abstract and the formula, not from the authors' code, which is not public."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ class caote(Keep):
     hold: Hold
     base: Literal["h2o", "tova", "snapkv"] = "h2o"
 
-    @property
+    @cached_property
     def _base(self) -> Keep | None:
         return {"h2o": h2o, "snapkv": snapkv}[self.base](hold=self.hold) if self.base != "tova" else None
 

@@ -52,7 +52,8 @@ def against_budget(foretold: pl.DataFrame, look: Sequence[Style]) -> alt.HConcat
     frame = theme.named(foretold, look).with_columns(kl=pl.col("kl").clip(LEAST, None))
     frame = frame.with_columns(kin=pl.col("policy").replace_strict(colour, return_dtype=pl.String)).sort("family", "read")
     base = alt.Chart(theme.prepare(frame.select("policy", "family", "kin", "read", "score", "low", "high", "kl")))
-    ticks = [x for x in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1) if x >= frame["read"].min() / 1.5]  # type: ignore[operator]
+    least = theme.ends(frame["read"], (1.0, 1.0))[0]
+    ticks = [x for x in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1) if x >= least / 1.5]
     x = alt.X(
         "read:Q", title="tokens read (of full attention's, log scale)", scale=alt.Scale(type="log", base=2, domain=[ticks[0] / 1.1, 1.05]),
         axis=alt.Axis(values=ticks, format="~%"),
