@@ -15,12 +15,14 @@ import kvsim
 from analyses.figures import Draws, Figures, told
 from analyses.reckoning import Reckoning, Sum
 from analyses.saving.question import sums as saved
+from kvsim.metrics.live_study import HIT
 from kvsim.report.export import write_png
 from kvsim.report.html import Figure, Section, Table, write_page
 
 TASKS = {"needle": "one fact in a text", "reversal": "a question that turns", "plain": "text that goes on"}
 SCORES, FUSED, ANY = "gives attention weights (eager, SDPA)", "gives none (FlashAttention)", "any"
 
+LOST = "evidence not read (of its attention mass); in text that goes on, output error (relative L2)"
 EVIDENCE = {"qevict": "evidence read", "losses": "evidence recall"}
 Place = tuple[str, str, str, str]  # question, figure, line, at: the smaller its figure, the better
 
@@ -45,45 +47,45 @@ class Choice:
     read: dict[str, Draws]
 
     @property
+    def lost(self) -> dict[str, Draws]:
+        """What decides: the part of the attention on the evidence that is not read, and without evidence the output error. Of these two
+        the first orders policies as a running model does where a fact has to be found, the second where text goes on (closed_loop)."""
+        return {name: 1 - x for name, x in self.read.items()} or self.found
+
+    @property
     def order(self) -> list[str]:
-        return sorted(self.found, key=lambda name: float(self.found[name][0]))
+        """Ties by output error."""
+        return sorted(self.lost, key=lambda name: (float(self.lost[name][0]), float(self.found[name][0])))
 
     @property
     def advice(self) -> str:
         best, following = self.order[:2]
+        if self.read and self.read[best][0] < HIT:
+            return f"a larger budget: of these none reads half of the attention on the evidence, {best} reads most"
         return best if self.apart else f"{best} or {following}: {self.contexts} contexts do not tell them apart"
 
     @property
     def apart(self) -> bool:
-        low = told(self.ratio)[1]
-        return low is not None and low > 1
-
-    @property
-    def ratio(self) -> Draws:
         best, following = self.order[:2]
-        return self.found[following] / self.found[best]
+        low = told(self.lost[following] - self.lost[best])[1]
+        return low is not None and low > 0
 
     @property
     def evidence(self) -> str:
-        best, following = self.order[:2]
+        best, *others = self.order
+        said = {name: f"{name} {self._said(name)}" for name in self.order}
         questions = sorted({place[0] for place in self.branch.tried.values()})
         links = ", ".join(f"[{q}](../{q}/README.md)" for q in questions)
-        rest = "; ".join(f"{name} {self.found[name][0]:.3f}" for name in self.order[2:])
+        what = "attention on the evidence that is read" if self.read else "output error"
+        also = ", ".join(f"{name} {self.found[name][0]:.3f}" for name in self.order) if self.read else ""
         return (
-            f"output error {_interval(self.found[best], '.3f')}; {following} has {_interval(self.ratio, '.2f')} times that"
-            + (f"; then {rest}" if rest else "")
-            + self.of_evidence
+            f"{what}: {said[best]}; {'; '.join(said[name] for name in others)}"
+            + (f". Output error: {also}" if also else "")
             + f" ({self.contexts} contexts; {links})"
         )
 
-    @property
-    def of_evidence(self) -> str:
-        """What the best read of the attention on the evidence, and who read most."""
-        if not self.read:
-            return ""
-        best, most = self.order[0], max(self.read, key=lambda name: float(self.read[name][0]))
-        other = "" if best == most else f", {most} {self.read[most][0]:.0%}"
-        return f". Attention on the evidence that is read: {best} {self.read[best][0]:.0%}{other}"
+    def _said(self, name: str) -> str:
+        return _interval(self.read[name], ".0%") if self.read else _interval(self.found[name], ".3f")
 
 
 def _interval(draws: Draws, form: str) -> str:
@@ -200,25 +202,25 @@ def charts(every: Sequence[Sum]) -> list[Figure]:
     rows = [
         (f"{c.branch.budget} · {c.branch.backend}", c.cell, name, *told(draws))
         for c in choices()
-        for name, draws in c.found.items()
+        for name, draws in c.lost.items()
         if np.isfinite(draws[0])
     ]
-    frame = pl.DataFrame(rows, schema=["branch", "cell", "policy", "error", "low", "high"], orient="row")
+    frame = pl.DataFrame(rows, schema=["branch", "cell", "policy", "lost", "low", "high"], orient="row")
     panels = []
     for (branch,), mine in frame.group_by("branch", maintain_order=True):
-        y = alt.Y("policy:N", sort=alt.EncodingSortField("error"), title=None, axis=alt.Axis(labelLimit=240, minExtent=190))
-        x = alt.X("error:Q", title="output error (relative L2)", scale=alt.Scale(domain=[0, 1]))
-        base = alt.Chart(mine).encode(y=y, tooltip=["cell", "policy", "error", "low", "high"])
-        bars = base.mark_rule(aria=False).encode(x=alt.X("low:Q", title="output error (relative L2)"), x2="high:Q")
+        y = alt.Y("policy:N", sort=alt.EncodingSortField("lost"), title=None, axis=alt.Axis(labelLimit=240, minExtent=190))
+        x = alt.X("lost:Q", title=LOST, scale=alt.Scale(domain=[0, 1]))
+        base = alt.Chart(mine).encode(y=y, tooltip=["cell", "policy", "lost", "low", "high"])
+        bars = base.mark_rule(aria=False).encode(x=alt.X("low:Q", title=LOST), x2="high:Q")
         points = base.mark_point(filled=True, size=60, color="#0072B2", aria=False).encode(x=x)
         panels.append(
             alt.layer(bars, points).properties(
                 width=420, height=26 * mine["policy"].n_unique(), title=alt.Title(str(branch), fontSize=12)
             )
         )
-    chart = alt.vconcat(*panels, spacing=28, description="Output error of every policy of every branch.")
-    how = "The smaller the better. Bars are 95 % intervals over contexts. Not drawn: full attention, whose error is 0."
-    return [Figure("branches", "Who has the least error at a budget?", how, chart, "", frame)]
+    chart = alt.vconcat(*panels, spacing=28, description="What every policy of every branch loses.")
+    how = "The smaller the better. Bars are 95 % intervals over contexts. Not drawn: full attention, which loses nothing."
+    return [Figure("branches", "Who loses least at a budget?", how, chart, "", frame)]
 
 
 QUESTION = Decision(
@@ -230,8 +232,8 @@ QUESTION = Decision(
     sums=list,
     charts=charts,
     notes=(
-        "The least output error of those that were measured at the budget; where the interval of the next one's ratio reaches 1, both are "
-        "named.",
+        "Where a fact has to be found, who reads most of the attention on it; in text that goes on, the least output error: what orders "
+        "policies as a running model does (closed_loop). Where the interval of the difference to the next one reaches 0, both are named.",
         "Open loop, on one small model: what to try first, not what to ship.",
     ),
 )
