@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-import kvsim.engine.curves
 from benchmarks.h2o import source_of
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, race, ratio, show
@@ -49,16 +48,16 @@ def all_budgets(source: Source) -> np.ndarray:
 
 
 def curves(source: Source, errors: bool) -> None:
-    measure = kvsim.engine.curves.Curves._errors
-    if not errors:
-        Curves._errors = lambda self, block, held, picked, place: np.zeros((len(place), len(self.grid)), np.float32)
-    try:
-        found = Curves(PAGE, source.request.prompt // PAGE, source.layer.row_bytes)
-        for read, dense, held, picked in blocks(source):
-            found.add(dense, held, picked, np.ones(len(dense.t), bool), ranking_of(read))
-        found.rows(0)
-    finally:
-        Curves._errors = measure
+    kind = Curves if errors else WithoutErrors
+    found = kind(PAGE, source.request.prompt // PAGE, source.layer.row_bytes)
+    for read, dense, held, picked in blocks(source):
+        found.add(dense, held, picked, np.ones(len(dense.t), bool), ranking_of(read))
+    found.rows(0)
+
+
+class WithoutErrors(Curves):
+    def _errors(self, block, held, picked, place):
+        return np.zeros((len(place), len(self.grid)), np.float32)
 
 
 def naive(q, k16, v16, prompt, budgets, every, whole):

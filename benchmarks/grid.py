@@ -31,8 +31,8 @@ def main(rounds: int = 5) -> bool:
         got, same = keys[:TILE] @ turned, min(rows, ROWS)
         unlike = np.mean(got[:, :same] != reference[:, :same])
         print(f"  {rows:5d} rows: {statistics.median(speed):.2f} of the square product's speed, {unlike:.1%} of elements differ")
-    same = keys[:1].repeat(TILE, 0) @ queries[:1].T.repeat(ROWS, 1)
-    print(f"  the same row and column at every place of [{TILE}, 128] x [128, {ROWS}]: {len(np.unique(same))} different results")
+    alike = keys[:1].repeat(TILE, 0) @ queries[:1].T.repeat(ROWS, 1)
+    print(f"  the same row and column at every place of [{TILE}, 128] x [128, {ROWS}]: {len(np.unique(alike))} different results")
     return True
 
 

@@ -30,7 +30,9 @@ def naive(data: Lane, capacities: tuple[int, ...], steps: int) -> dict[int, list
     k, v, q = (x.astype(np.float32) for x in (data.k[0], data.v[0], data.q))
     prompt, scale = data.request.prompt, np.float32(data.layer.scale)
     norms = np.sqrt((v.astype(np.float64) ** 2).sum(1))
-    held, acc, rows = {}, {}, {c: [] for c in capacities}
+    assert data.mass is not None
+    held, acc = {}, {}
+    rows: dict[int, list[np.ndarray]] = {c: [] for c in capacities}
     for c in capacities:
         column, recent = data.mass.astype(np.float64).sum(0), c // 2
         order = np.argsort(-column[: prompt - recent], kind="stable")[: c - recent]

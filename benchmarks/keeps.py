@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from benchmarks.h2o import CAPACITIES, source_of
@@ -27,6 +29,7 @@ def naive(data: Lane, capacities: tuple[int, ...], steps: int) -> None:
     """Who is evicted at every step, with float32 keys at hand: attention over all tokens, as a mask over the cache would have it."""
     k, q = data.k[0].astype(np.float32), data.q.astype(np.float32)
     prompt, scale = data.request.prompt, np.float32(data.layer.scale)
+    assert data.mass is not None
     for c in capacities:
         acc = np.append(data.mass.sum(0), np.zeros(len(data.steps), np.float32)).astype(np.float64)
         held = np.zeros(len(acc), bool)
@@ -52,7 +55,7 @@ def main(rounds: int = 5) -> bool:
         Entry(EIGHT, lambda: decide(data, *h2o)),
         Entry(NUMPY8, lambda: naive(data, CAPACITIES, part), 8),
         Entry(TRUTH, lambda: dense(data)),
-        *(Entry(policy, lambda policy=policy: decide(data, policy)) for policy in OTHERS),
+        *(Entry(policy, partial(decide, data, policy)) for policy in OTHERS),
     ]
     times = race(entries, rounds)
     print(

@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 import kvsim
 from benchmarks.race import Entry, gate, race
-from kvsim.replay.demo import bundled, suppliable
+from kvsim.replay.demo import suppliable
+from kvsim.trace.bundled import bundled
 
 LARGEST = 6.0  # MB
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 from benchmarks.budgets import all_budgets, curves
 from benchmarks.h2o import source_of
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, peak_memory, race
+from kvsim.trace.open import Lane
 
 TOKENS = (4096, 16384, 65536, 131072)
 STEPS, GROUP = 256, 4
 LARGEST = 300  # MB
 
 
+def whole_lane(data: Lane) -> None:
+    all_budgets(source_of(data))
+
+
 def main(rounds: int = 7) -> bool:
     lanes = {t: lane(t, steps=STEPS, group=GROUP) for t in TOKENS}
     whole = lanes[TOKENS[-1]]
-    for work in (lambda data: all_budgets(source_of(data)), lambda data: curves(source_of(data), True)):
-        work(lanes[TOKENS[0]])  # compiles, so that it is not counted
-    memory = peak_memory(lambda: all_budgets(source_of(whole)))
+    whole_lane(lanes[TOKENS[0]])  # compiles, so that it is not counted
+    curves(source_of(lanes[TOKENS[0]]), True)
+    memory = peak_memory(lambda: whole_lane(whole))
     with_curves = peak_memory(lambda: curves(source_of(whole), True))
-    times = race([Entry(f"T = {t}", lambda data=data: all_budgets(source_of(data))) for t, data in lanes.items()], rounds)
+    times = race([Entry(f"T = {t}", partial(whole_lane, data)) for t, data in lanes.items()], rounds)
     print(f"mass at all budgets, d = 128, {STEPS} steps x {GROUP} heads; CPU time per token of context and row")
     each = {t: statistics.median(x) / t / (STEPS * GROUP) * 1e9 for t, x in zip(TOKENS, times.values(), strict=True)}
     for (t, ns), all_ in zip(each.items(), times.values(), strict=True):

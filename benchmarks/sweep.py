@@ -53,7 +53,6 @@ class poison(Keep):
         return State(), None
 '''
 DASK = [str(Path(sys.executable).with_name("dask"))]
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,9 +158,9 @@ def cluster(home: Path) -> Iterator[str]:
     """A scheduler and two workers, as a user starts them."""
     file = home / f"scheduler-{time.monotonic_ns()}.json"
     options = ["--scheduler-file", str(file), "--no-dashboard"]
-    started = [subprocess.Popen([*DASK, "scheduler", *options, "--port", "0"], cwd=ROOT, **QUIET)]
+    started = [_quiet(*DASK, "scheduler", *options, "--port", "0")]
     here = ["--nworkers", "2", "--nthreads", "1", "--local-directory", str(home)]
-    started.append(subprocess.Popen([*DASK, "worker", *options, *here], cwd=ROOT, **QUIET))
+    started.append(_quiet(*DASK, "worker", *options, *here))
     while not file.exists():
         time.sleep(0.1)
     try:
@@ -171,6 +170,10 @@ def cluster(home: Path) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
         for process in started:
             process.wait(60)
+
+
+def _quiet(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @contextmanager

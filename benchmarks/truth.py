@@ -6,7 +6,8 @@ import numpy as np
 
 from benchmarks.lanes import lane
 from benchmarks.race import Entry, gate, peak_memory, race, ratio, show
-from kvsim.truth.dense import PAGE, dense
+from kvsim.kernels.dense import PAGE
+from kvsim.truth.dense import dense
 
 OURS, WHOLE = "kvsim: page max, mass, lse", "kvsim: the same, output and top 64"
 
