@@ -175,7 +175,7 @@ def write(bill: Bill, folder: str | Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for name in ("steps", "parts", "prefill"):
-        getattr(bill, name).write_parquet(partial / f"{name}.parquet", compression="zstd")
+        getattr(bill, name).rechunk().write_parquet(partial / f"{name}.parquet", compression="zstd")
     write_whole(
         partial / "summary.json", json.dumps({"policies": bill.summary, "notes": bill.notes}, indent=1, ensure_ascii=False) + "\n"
     )

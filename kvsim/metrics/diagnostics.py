@@ -102,13 +102,15 @@ def diagnostics(
 
 
 def write(run: Path) -> None:
-    """Adds diagnostics.parquet (all steps) and diagnostics_by_role.parquet to the folder of a run whose tables are written."""
+    """Adds diagnostics.parquet (all steps) and diagnostics_by_role.parquet to the folder of a run whose tables are written.
+
+    As one chunk each: a large frame comes in as many as there were threads free, and Parquet pages end where chunks do."""
     names = ("heads", "explain", "evidence", "plans", "events", "lags", "recurrence", "by_tier")
     frames = {name: _frame(run / f"{name}.parquet") for name in names if (run / f"{name}.parquet").is_file()}
     found = diagnostics(**frames)
     whole = found.filter(pl.col("role") == ALL_STEPS).drop("role")
-    whole.write_parquet(run / "diagnostics.parquet", compression="zstd")
-    found.filter(pl.col("role") != ALL_STEPS).write_parquet(run / "diagnostics_by_role.parquet", compression="zstd")
+    whole.rechunk().write_parquet(run / "diagnostics.parquet", compression="zstd")
+    found.filter(pl.col("role") != ALL_STEPS).rechunk().write_parquet(run / "diagnostics_by_role.parquet", compression="zstd")
 
 
 def _wide(frame: pl.LazyFrame, wanted: list[pl.Expr]) -> pl.LazyFrame:

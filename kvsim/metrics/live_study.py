@@ -193,7 +193,7 @@ def condense(study: Study, out: str | Path) -> Path:
     out.mkdir(parents=True)
     for name, frame in frames.items():
         shorter = [pl.col(c).cast(pl.Float32).round_sig_figs(5) for c, t in frame.schema.items() if t.is_float()]
-        frame.with_columns(shorter).write_parquet(
+        frame.with_columns(shorter).rechunk().write_parquet(
             out / f"{name}.parquet", compression="zstd", compression_level=19, statistics=False
         )
     (out / "live.json").write_text(json.dumps(study.about, indent=1) + "\n", "utf-8")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -148,20 +149,33 @@ def merge(parts: Parts, into: Path, tasks: Sequence[Task], ids: Sequence[str]) -
     """All parts -> the Parquet tables of a run: by policy as asked, then by task; a table without rows is not written. -> the noise
     floors of the tasks that have one.
 
-    Each table is read once and laid in a scratch file, from where the rows of one policy, which all parts have some of, are gathered."""
+    Each table is read once and laid in a scratch file, from where the rows of one policy, which all parts have some of, are gathered; two
+    tables at a time, the largest first, because this is all that a sweep does while its workers have nothing left to do."""
     there = names_in(parts.root)
     receipts = [(t, _receipt(parts, t, r)) for t in tasks for r in (MAIN, SECOND) if f"{parts.name(t)}/{r}.json" in there]
-    for name, schema in RUN_TABLES.items():
+
+    def rows(name: str) -> int:
+        return sum(sum(r["tables"][name]["rows"]) for _, r in receipts if name in r["tables"])
+
+    def write(name: str) -> None:
         having = [(task, receipt) for task, receipt in receipts if name in receipt["tables"]]
         if name in ALWAYS or having:
-            tables = (_rows(parts.folder(task), name, receipt) for task, receipt in having)
-            with TemporaryDirectory(dir=into, prefix=".") as aside, (into / f"{name}.parquet").open("wb") as f:
-                with pq.ParquetWriter(f, schema, compression="zstd") as writer:
-                    for group in _groups(_laid(tables, Path(aside) / name, _bare(schema)), ids, schema):
-                        writer.write_table(group, row_group_size=max(1, group.num_rows))
-                f.flush()
-                os.fsync(f.fileno())
+            _write(parts, having, into, name, ids)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, sorted(RUN_TABLES, key=rows, reverse=True)))
     return [{"request": t[0], "layer": t[1]} | r["noise_floor"] for t, r in receipts if "noise_floor" in r]
+
+
+def _write(parts: Parts, having: Sequence[tuple[Task, Mapping[str, Any]]], into: Path, name: str, ids: Sequence[str]) -> None:
+    schema = RUN_TABLES[name]
+    tables = (_rows(parts.folder(task), name, receipt) for task, receipt in having)
+    with TemporaryDirectory(dir=into, prefix=".") as aside, (into / f"{name}.parquet").open("wb") as f:
+        with pq.ParquetWriter(f, schema, compression="zstd") as writer:
+            for group in _groups(_laid(tables, Path(aside) / name, _bare(schema)), ids, schema):
+                writer.write_table(group, row_group_size=max(1, group.num_rows))
+        f.flush()
+        os.fsync(f.fileno())
 
 
 def _laid(tables: Iterable[list[pa.Table]], file: Path, schema: pa.Schema) -> list[list[pa.Table]]:

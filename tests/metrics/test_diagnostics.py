@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -89,6 +90,25 @@ def test_write_puts_it_beside_the_tables(tmp_path):
     assert whole.equals(found.filter(pl.col("role") == -1).drop("role"))
     assert split.equals(found.filter(pl.col("role") >= 0))
     assert not whole.select("policy", "request", "layer", "metric").is_duplicated().any()
+
+
+def test_the_file_does_not_hang_on_how_a_frame_was_put_together(tmp_path, monkeypatch):
+    """Of a large run polars hands on as many chunks as it had threads: the bytes are those of one."""
+    frame = pl.DataFrame(
+        {
+            "policy": ["a"] * 9000,
+            "role": pl.Series([-1, 0, 1] * 3000, dtype=pl.Int8),
+            "metric": ["x"] * 9000,
+            "value": np.arange(9000.0),
+        }
+    )
+    contents = set()
+    for cuts in ([0, 9000], [0, 10, 9000], [0, 4000, 4001, 9000]):
+        pieces = pl.concat([frame[a:b] for a, b in pairwise(cuts)], rechunk=False)
+        monkeypatch.setattr("kvsim.metrics.diagnostics.diagnostics", lambda pieces=pieces: pieces)
+        write(tmp_path)
+        contents.add(tuple((tmp_path / f"diagnostics{x}.parquet").read_bytes() for x in ("", "_by_role")))
+    assert len(contents) == 1
 
 
 def test_how_deep_it_read_and_how_often_everything():
