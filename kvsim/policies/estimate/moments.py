@@ -7,11 +7,9 @@ are alike. Known from the abstract of the paper; the formula is worked out here,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 
-from kvsim.policies.protocol import Estimate, Floats, Sums
+from kvsim.policies.protocol import Estimate, Floats, Sums, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +17,10 @@ class moments(Estimate):
     act = "lets evicted rows stay in the softmax as their count, mean and covariance"
     paper = "MomentKV, arXiv 2606.01563 (read: its abstract)"
 
-    order: Literal[0, 1] = 1
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        expect(self, "order", self.order in (0, 1), "0 (means) or 1 (and how values go with keys)")
 
     def empty(self, key_dim: int, value_dim: int) -> Sums:
         sums = {"n": np.zeros(()), "k": np.zeros(key_dim), "v": np.zeros(value_dim)}
