@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     if not name.startswith("_"):
-        for kind in ("keep", "store", "read", "index"):
+        for kind in ("keep", "store", "estimate", "read", "index"):
             if find_spec(f"kvsim.policies.{kind}.{name}"):
                 return getattr(import_module(f"kvsim.policies.{kind}.{name}"), name)
     raise AttributeError(f"kvsim has no {name!r}; 'kvsim policies' lists the policies")

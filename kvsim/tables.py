@@ -99,7 +99,8 @@ HEADS = _schema(
     | {"read_pages": _i32, "held_pages": _i32, "certified": _flag, "eps_hat": _f32, "slack_mean": _f32, "slack_max": _f32}
     | dict.fromkeys(("read_churn", "mass_evicted_prefill", "oracle_recall", "oracle_held_recall"), _f32)
     | {"set_age": _i32, "false_read_bytes": _i64, "page_precision": _f32, "out_bound_centred": _f32}
-    | dict.fromkeys(("oracle_rel_l2", "oracle_held_rel_l2", "oracle_coded_rel_l2"), _f32),
+    | dict.fromkeys(("oracle_rel_l2", "oracle_held_rel_l2", "oracle_coded_rel_l2"), _f32)
+    | dict.fromkeys(("rel_l2_without", "mass_estimated"), _f32),
 )
 CURVES = _schema(
     _UNIT

@@ -24,7 +24,7 @@ def policies(args: argparse.Namespace) -> None:
     elif args.name:
         print_plain(found[0])
     else:
-        for kind in ("keep", "store", "read"):
+        for kind in ("keep", "store", "estimate", "read"):
             print(kind)
             for p in found:
                 if p["kind"] == kind:

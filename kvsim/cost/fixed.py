@@ -32,6 +32,8 @@ def fixed(expression: str, heads: Geometry, union: float | None = None) -> Fixed
         _needs_a_trace(expression, f"read={type(read.read).__name__}(…) stops where the queries let it")
     if keep.codecs is not None or keep.beyond:
         _needs_a_trace(expression, f"{type(keep).__name__} decides by attention what is coded and what is moved")
+    if chain.part("estimate") is not None:
+        _needs_a_trace(expression, "what stands for evicted rows is billed while a row is gone")
     if read.shards is not None:
         _needs_a_trace(expression, "what shards exchange depends on which pages they hold")
     return Fixed(

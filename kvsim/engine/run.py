@@ -16,6 +16,7 @@ from kvsim.engine.bounds import against_truth
 from kvsim.engine.by_tier import by_tier
 from kvsim.engine.counterfactual import Counterfactual
 from kvsim.engine.curves import Curves
+from kvsim.engine.estimated import Estimated
 from kvsim.engine.evidence import evidence
 from kvsim.engine.evolve import Course, evolve_all
 from kvsim.engine.explain import depths_of, regret
@@ -135,7 +136,7 @@ class _Work:
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
         self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
-        self.store = self.chain.part("store")
+        self.store, self.estimate = self.chain.part("store"), self.chain.part("estimate")
         cuts = self.record is not None and self.record.sets and not heads_only
         self.recurrence = Recurrence(source, self.record, explain) if self.record is not None and cuts else None
         beside = explain and self.record is not None
@@ -150,6 +151,7 @@ class _Work:
         self.reader = (
             None if read.page is None or observed else Reader(read, src, head, steps_per_block(src.layer.group), self.record)
         )
+        self.estimated = Estimated(self.estimate, src, self.record, head) if self.estimate else None
         self.cache = None
         if isinstance(self.store, offload):
             self.cache = PageCache(self.store, read.page, -(-src.request.total // read.page))
@@ -181,18 +183,21 @@ class _Work:
         picked = self._picked(dense, held, truth)
         got = attend(dense, held, picked, self.record)
         group = dense.group
+        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record)
+        more, joined = self.estimated.columns(dense, got) if self.estimated else ({}, {})
+        heads |= joined
         if self.heads_only:
-            self._heads(dense, account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record), wanted)
+            self._heads(dense, heads, wanted)
             return
         ledger = account.ledger(self.chain, self.job.chain, dense, held, picked, self.record)
-        heads = account.heads(self.chain, self.by_rule, dense, held, picked, got, truth, self.record)
+        ledger |= {name: ledger[name] + x for name, x in more.items()}
         heads |= self.beside.columns(dense, held, picked, got)
         if self.explain:
             heads |= levels(dense, held, picked, got, self.record)
         pages = self._live_pages(held)
         if self.cache and picked is not None:
-            changed, more, on_device = offloaded(self.cache, self.read, dense, held, picked)
-            ledger, heads, pages = ledger | changed, heads | more, pages and on_device
+            changed, fetched, on_device = offloaded(self.cache, self.read, dense, held, picked)
+            ledger, heads, pages = ledger | changed, heads | fetched, pages and on_device
         if self.curves and picked is not None:
             self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
         if self.plans and picked is not None:

@@ -81,6 +81,8 @@ def check(policies: Sequence[Policy], layers: Sequence[Layer], anatomy: Anatomy,
 
 
 def _lacking(chain: Chain, layer: Layer, anatomy: Anatomy, request: Request | None) -> Iterator[str]:
+    if estimate := chain.part("estimate"):
+        yield f"{type(estimate).__name__}: a running model attends to rows; replay a trace for what stands for rows that are gone"
     for part in chain.parts:
         name, codecs = type(part).__name__, getattr(part, "codecs", None)
         if codecs and codecs.keys == "pre" and layer.rope is not None:

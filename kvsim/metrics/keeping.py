@@ -114,10 +114,14 @@ def tier_metrics(by_tier: pl.LazyFrame, heads: pl.LazyFrame) -> pl.LazyFrame:
 def error_metrics(heads: pl.LazyFrame) -> pl.LazyFrame:
     """-> policy, request, layer, role, metric, value. error_budget, error_evict, error_code, error_index: how much output error each level
     adds to the one before (card D11): an oracle over all tokens, over held ones, over these as they are stored, the policy. They sum to the
-    mean rel_l2, and any but the first may be negative."""
+    mean rel_l2, and any but the first may be negative. error_estimate: what an estimate of evicted rows adds, where the chain has one."""
     best, held, own = (pl.col(n).cast(pl.Float64) for n in ("oracle_rel_l2", "oracle_held_rel_l2", "rel_l2"))
+    estimate = pl.lit(None, pl.Float64)
+    if "rel_l2_without" in heads.collect_schema():
+        without = pl.col("rel_l2_without").cast(pl.Float64)
+        estimate, own = own - without, pl.coalesce(without, own)
     coded = pl.coalesce(pl.col("oracle_coded_rel_l2").cast(pl.Float64), held)
-    parts = {"error_budget": best, "error_evict": held - best, "error_code": coded - held, "error_index": own - coded}
+    parts = {"error_budget": best, "error_evict": held - best, "error_code": coded - held, "error_index": own - coded, "error_estimate": estimate}
     known = heads.filter(best.is_not_null())
     return _tall(known.group_by(UNIT).agg(x.mean().alias(n) for n, x in parts.items()))
 

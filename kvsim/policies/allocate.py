@@ -84,6 +84,8 @@ def for_layer(chain: Chain, layer: Layer) -> Chain:
     read, codecs = chain.part("read"), chain.codecs
     if codecs is not None:
         codecs.check(layer)
+    if estimate := chain.part("estimate"):
+        estimate.check(layer)
     if read is None or layer.id < getattr(read, "dense_layers", 0):
         return chain if read is None else chain.with_part(everything(page=read.page, tile=read.tile))
     if hasattr(read.index, "check"):

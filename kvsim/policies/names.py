@@ -17,7 +17,7 @@ from kvsim.policies.parameters import unknown
 from kvsim.policies.protocol import KINDS, Part
 from kvsim.units import WORDS
 
-PACKAGES = {"policy": ("keep", "store", "read"), "index": ("index",)}
+PACKAGES = {"policy": ("keep", "store", "estimate", "read"), "index": ("index",)}
 _loaded: dict[str, dict[str, str]] = {"policy": {}, "index": {}}  # {name: module} from policy files
 
 
@@ -56,7 +56,7 @@ def load_file(path: str | Path) -> dict[str, type]:
     try:
         found = _public(module)
         if not found:
-            raise WrongUse(f"policy file {path}: no policy in it; expected a frozen dataclass that extends Keep, Store or Read")
+            raise WrongUse(f"policy file {path}: no policy in it; expected a frozen dataclass that extends Keep, Store, Estimate or Read")
         for policy, cls in found.items():
             _acceptable(path, policy, cls)
     except WrongUse:
@@ -92,6 +92,6 @@ def _acceptable(path: Path, name: str, cls: type) -> None:
     if name in taken:
         raise WrongUse(f"policy file {path}: {name!r} is already the name of {taken[name]}.{name}; give it another")
     if issubclass(cls, Part) and cls.kind not in KINDS:
-        raise WrongUse(f"policy file {path}: {name} must extend Keep, Store or Read")
+        raise WrongUse(f"policy file {path}: {name} must extend Keep, Store, Estimate or Read")
     if "__dataclass_params__" not in vars(cls) or not vars(cls)["__dataclass_params__"].frozen:
         raise WrongUse(f"policy file {path}: {name} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)")

@@ -287,6 +287,42 @@ class Store(Part):
             raise WrongUse(f"{type(keep).__name__} >> {type(self).__name__}: {type(keep).__name__} decides itself what is coded")
 
 
+Sums = dict[str, NDArray[np.float64]]
+
+
+class Estimate(Part):
+    """What stands in the softmax for rows that were evicted: rows that never existed (decision 0008).
+
+    The engine adds every row that a cut drops, bills the numbers and joins what is said to the attention over what was read."""
+
+    kind = "estimate"
+
+    def empty(self, key_dim: int, value_dim: int) -> Sums:
+        """What is kept of one kv head when nothing is evicted; its numbers are what is billed."""
+        raise NotImplementedError
+
+    def add(self, sums: Sums, keys: Floats, values: Floats) -> Sums:
+        """The same with m more rows, keys [m, d] and values [m, dv] as captured."""
+        raise NotImplementedError
+
+    def says(self, sums: Sums, q: Floats, scale: float) -> tuple[Floats, Floats]:
+        """sums of N steps, stacked, queries [N, G, d] -> (log of the estimated sum of exp(scale q·k) [N, G], -inf where nothing is
+        evicted, and the output over these rows [N, G, dv])."""
+        raise NotImplementedError
+
+    def check(self, layer: Layer) -> None:
+        """Raises WrongUse for a layer it has no form for."""
+        if layer.softcap:
+            raise WrongUse(f"{type(self).__name__}: layer {layer.id} caps its logits; only sums of exp(scale q·k) are estimated")
+
+    def beside(self, chain: Chain) -> None:
+        keep = chain.part("keep")
+        if keep is None or keep.hold is None:
+            raise WrongUse(f"{type(self).__name__}: nothing is evicted before it; put a keep with a budget first, h2o(hold=share(0.2)) >> …")
+        if chain.codecs is not None:
+            raise WrongUse(f"{type(self).__name__}: stands for rows as captured; leave out the part of the chain that codes rows")
+
+
 @dataclass(frozen=True)
 class Forced:
     """Pages read whatever their score: the newest, those touching [0, sinks), those touching the last `recent` tokens."""
@@ -328,12 +364,12 @@ class Read(Part):
         raise NotImplementedError
 
 
-KINDS = ("keep", "store", "read")
+KINDS = ("keep", "store", "estimate", "read")
 
 
 @dataclass(frozen=True)
 class Chain:
-    """keep >> store >> read, each at most once and in this order."""
+    """keep >> store >> estimate >> read, each at most once and in this order."""
 
     parts: tuple[Part, ...]
 
@@ -341,7 +377,7 @@ class Chain:
         ranks = [KINDS.index(p.kind) for p in self.parts]
         if ranks != sorted(set(ranks)):
             shown = " >> ".join(f"{type(p).__name__} ({p.kind})" for p in self.parts)
-            raise WrongUse(f"{shown}: the order is keep >> store >> read, each at most once")
+            raise WrongUse(f"{shown}: the order is keep >> store >> estimate >> read, each at most once")
         for part in self.parts:
             part.beside(self)
 
@@ -367,6 +403,6 @@ class Chain:
 __all__ = [
     "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH",
     "VALUES", "WO_NORM",
-    "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
-    "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
+    "Budget", "Chain", "Codec", "Codecs", "Estimate", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
+    "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "Sums", "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

@@ -147,10 +147,9 @@ def _ledger_bytes(x: Rows, chain: Chain, layer: Layer) -> None:
     x.must("rows read cost no more than exact ones", grows | (x["read_bytes"] <= read))
     x.must("every step writes its own row", x["write_bytes"] >= row)
     if chain.codecs is None:
-        x.must(
-            "without a codec nothing is quantised",
-            (x["quant_tokens"] == 0) & (x["meta_resident_bytes"] == 0) & (x["meta_bytes"] == 0),
-        )
+        no_meta = (x["meta_resident_bytes"] == 0) & (x["meta_bytes"] == 0)
+        sums = chain.part("estimate") is not None
+        x.must("without a codec nothing is quantised", (x["quant_tokens"] == 0) & (sums | no_meta))
         x.must("held rows cost row_bytes each", x["resident_bytes"] == held)
         x.must("rows read cost row_bytes each", x["read_bytes"] == read)
     page = chain.part("read").page
@@ -167,6 +166,8 @@ def _heads(x: Rows, ledger: Rows, chain: Chain) -> None:
     x.must("quantised and host mass are parts of what is recalled", x["mass_quant"] + x["mass_host"] <= x["mass_recall"] + MASS)
     x.must("far recall is at most 1", ~(x["far_recall"] > 1 + ERROR))
     x.must("evidence read is a part of the evidence", ~(x["evidence_read"] > x["evidence_dense"] + MASS))
+    if chain.part("estimate") is not None:
+        x.must("the estimated part of a softmax is between 0 and 1", (x["mass_estimated"] >= 0) & (x["mass_estimated"] <= 1))
     if chain.part("keep").hold is None:
         x.must("without a hold budget no mass is evicted", x["mass_evicted"] <= MASS)
     place = {step: i for i, step in enumerate(ledger["step"])}
