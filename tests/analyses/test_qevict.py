@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import polars as pl
 
+import kvsim
 from analyses.contexts import identity
-from analyses.qevict.question import AT, CODED, DEFAULT, FAMILIES, LINE, OPTIONS, asked, scales
+from analyses.qevict.question import (
+    AT,
+    CODED,
+    DEFAULT,
+    FAMILIES,
+    GRID,
+    LINE,
+    OPTIONS,
+    PERIODS,
+    SCHEMES,
+    TWO,
+    WINDOWS,
+    asked,
+    scales,
+)
 
 
 def test_scales_of_a_window_by_hand():
@@ -26,3 +41,20 @@ def test_names_are_lines_and_places():
 def test_no_policy_is_asked_twice():
     ids = [identity(p) for p in asked().values()]
     assert len(set(ids)) == len(ids)
+
+
+def test_the_grid_is_all_that_is_not_silly():
+    """Two tiers have no codes to vary; of single tokens only the defaults are coded."""
+    there = {(c.scheme, c.window, c.period) for c in GRID}
+    assert len(there) == len(GRID) == 9 + 1 + len(CODED) * 2 * 3
+    assert {(TWO, n, p) for n in WINDOWS for p in PERIODS} <= there
+    assert {x for x in there if x[1] == 1 and x[0] != TWO} == {("3 tiers", 1, 8)}
+    assert {SCHEMES[name] for name in CODED} == {(bits, part) for bits in (2, 4) for part in (0.3, 0.7, 0.9)}
+
+
+def test_a_corner_stands_where_its_line_says():
+    named = asked()
+    for c in GRID:
+        policy = named[f"{c.line}, {c.window}"]
+        assert (policy.window, policy.period, (policy.bits, policy.quant_share)) == (c.window, c.period, SCHEMES[c.scheme])
+    assert identity(named[DEFAULT]) == identity(kvsim.qevict(hold=kvsim.share(0.2)))
