@@ -84,7 +84,8 @@ def displaced(context: Context) -> pl.DataFrame:
     """Rows by how long ago a page ended: of the pages of the best logits those that quest leaves, and of those it reads the ones that stand
     in their place; as many pages for both, without those that both must read."""
     asked = {
-        name: f"{name}(read=tokens({ASKED}), page={USUAL}{more})" for name, more in (("quest", ""), ("oracle", ", by='logit'"))
+        name: f"{name}(read=tokens({ASKED}), page={USUAL}{more})"
+        for name, more in (("quest", ""), ("oracle", ", by='logit', tail='forced'"))
     }
     run = context.replay(asked, plans=True)
     each = run("plans").with_columns(page=pl.col("pages").list.set_difference("forced")).explode("page").drop_nulls("page")
