@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import polars as pl
+import pytest
 
 import kvsim
 from analyses.contexts import identity
@@ -18,6 +22,7 @@ from analyses.qevict.question import (
     SCHEMES,
     TWO,
     WINDOWS,
+    _turn,
     asked,
     scales,
 )
@@ -58,3 +63,28 @@ def test_a_corner_stands_where_its_line_says():
         policy = named[f"{c.line}, {c.window}"]
         assert (policy.window, policy.period, (policy.bits, policy.quant_share)) == (c.window, c.period, SCHEMES[c.scheme])
     assert identity(named[DEFAULT]) == identity(kvsim.qevict(hold=kvsim.share(0.2)))
+
+
+def turned(roles):
+    """A run whose missed mass is the step's number."""
+    steps = np.arange(len(roles))
+    heads = pl.DataFrame(
+        {"request": 0, "policy": DEFAULT, "step": steps, "role": roles, "mass_evicted": steps * 1.0, "rel_l2": 0.0}
+    )
+    request = SimpleNamespace(id=0, prompt=3, roles=np.array([0] * 3 + roles))
+    return SimpleNamespace(
+        trace=SimpleNamespace(requests=[request]), run=SimpleNamespace(scan=lambda name: heads.lazy()), named=lambda frame: frame
+    )
+
+
+def test_a_turn_is_where_the_question_follows_text():
+    """100 steps of text, 4 of the question, 16 of the answer: the means of steps 36–99, 100–107, 108–115 and 116–119."""
+    found = _turn(turned([2] * 100 + [1] * 4 + [3] * 16)).filter(pl.col("figure") == "missed around the turn")
+    told = {r["at"]: r["top"] / r["below"] for r in found.to_dicts()}
+    assert told == pytest.approx({"before": 67.5, "first 8": 103.5, "next 8": 111.5, "later": 117.5})
+    assert found["role"].unique().to_list() == ["answer"]
+
+
+def test_without_a_question_in_between_nothing_turns():
+    assert _turn(turned([2] * 100)).is_empty()
+    assert _turn(turned([1] * 4 + [3] * 100)).is_empty()
