@@ -1,8 +1,9 @@
 """python -m analyses [QUESTION ...] [--trace PATH ...] [--write | --words | --whole] [--fresh] [--png DIR] [-o PAGE]: the questions, answered.
 
 Without options: of every question (or those named) a stated part is measured again, its page is written to build/QUESTION.html, and the exit
-is 1 when a number moved or the README says something else. --whole measures all contexts of the study; --write, too, and keeps the numbers
-and rewrites the README. --trace: the same figures on your own traces; nothing is compared."""
+is 1 when a number moved or the README says something else. --whole measures all contexts of the study that are captured here; --write,
+too, and keeps the numbers and rewrites the README: those of cells that are not captured here stay as they were. --trace: the same figures
+on your own traces; nothing is compared."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from analyses import words
 from analyses.contexts import ROOT, forget, of_paths
 from analyses.page import write
-from analyses.question import Numbers, Question, contexts_of, part_of
+from analyses.question import Numbers, Question, contexts_of, measured_again, part_of
 from analyses.reckoning import Reckoning
 from kvsim.errors import KvsimError, WrongUse
 
@@ -55,13 +56,13 @@ def answer(q: Question, args: argparse.Namespace) -> int:
     if args.trace:
         mine = Numbers.measured(q, of_paths(args.trace), say)
     elif args.write or args.words:
-        mine = Numbers.measured(q, contexts_of(q), say) if args.write else q.kept
+        mine = measured_again(q, say) if args.write else q.kept
         if args.write:
             mine.write(q.folder / "numbers.parquet", f"{q.command} --write")
         readme = q.folder / "README.md"
         readme.write_text(words.rewritten(readme.read_text("utf-8"), words.block(q, mine.figures())), encoding="utf-8")
     else:
-        again = Numbers.measured(q, contexts_of(q) if args.whole else part_of(q, say), say)
+        again = Numbers.measured(q, contexts_of(q, say) if args.whole else part_of(q, say), say)
         mine, moved = q.kept, q.kept.moved(again)
         if words.block(q, mine.figures()) not in (q.folder / "README.md").read_text("utf-8"):
             moved.append(f"{q.folder / 'README.md'} does not say what numbers.parquet says; {q.command} --words")

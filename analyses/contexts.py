@@ -20,11 +20,12 @@ import kvsim
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
 from kvsim.policies.language import canonical, complete
+from kvsim.replay.calibrate import calibrate
 from kvsim.trace.open import Trace, open_trace
 from tools import study
 
 ROOT = Path(__file__).resolve().parents[1]
-BUNDLED = ROOT / "traces" / "smollm2-needle"
+BUNDLED, OTHER = (ROOT / "traces" / f"smollm2-{task}" for task in ("needle", "reversal"))
 RUNS = ROOT / "build" / "runs"
 
 WHOLE, EVERY = 64, 7  # a role of more than 64 steps is replayed at every seventh; refresh intervals are no multiples of seven
@@ -35,11 +36,13 @@ ROLES = {0: "context", 1: "question", 2: "forced text", 3: "answer"}
 
 @dataclass(frozen=True)
 class Context:
-    """One trace of one cell (task/length/model of the study; else the trace's name without its number), and how many of its layers."""
+    """One trace of one cell (task/length/model of the study; else the trace's name without its number), how many of its layers, and other
+    contexts, from which something may be learned before it is judged on this one."""
 
     cell: str
     path: Path
     most: int = LAYERS
+    beside: tuple[Path, ...] = ()
 
     @property
     def trace(self) -> Trace:
@@ -55,6 +58,21 @@ class Context:
         """The captured layers a third and two thirds deep: what costly questions are measured on."""
         ids = [x.id for x in self.trace.captured_layers]
         return sorted({ids[len(ids) // 3], ids[max(0, 2 * len(ids) // 3 - 1)]})
+
+    @property
+    def mostly(self) -> str:
+        """The role of most decode steps, in words: beside its figures stand those that count over all steps, whatever their role."""
+        return ROLES[int(np.argmax(sum(np.bincount(r.roles[r.prompt :], minlength=len(ROLES)) for r in self.trace.requests)))]
+
+    def calibrated(self, policy: str, layers: Sequence[int]) -> Path:
+        """What kvsim.calibrate makes of the contexts beside this one, kept as replays are."""
+        traces = [_opened(p) for p in self.beside]
+        asked = f"{kvsim.__version__} {_code()} {policy} {layers} {[t.sha256 for t in traces]}"
+        file = RUNS / f"calibration-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.npz"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            calibrate(traces, policy, file, layers=layers)
+        return file
 
     def replay(self, policies: Mapping[str, Any], **options: Any) -> Tables:
         """Policies (expressions) by the names that charts and figures call them by -> the tables of their run. options: those of kvsim.replay;
@@ -118,17 +136,26 @@ def of_study(cell: str, fewest: int = FEWEST) -> list[Context]:
             f"{cell}: {len(there)} contexts under {study.root()}, a finding needs {fewest}; "
             f"capture them with: python tools/study.py {cell} --contexts {fewest}"
         )
-    return [Context(cell, p) for p in there]
+    return [Context(cell, p, beside=other_half(there, i)) for i, p in enumerate(there)]
 
 
 def of_paths(paths: Iterable[Path]) -> list[Context]:
     """A user's traces: the cell is the trace's name, without the number that a study gives its contexts."""
-    return [Context(re.sub(r"-\d+$", "", open_trace(p).id), p) for p in paths]
+    cells: dict[str, list[Path]] = {}
+    for p in paths:
+        cells.setdefault(re.sub(r"-\d+$", "", open_trace(p).id), []).append(p)
+    return [Context(cell, p, beside=other_half(mine, i)) for cell, mine in cells.items() for i, p in enumerate(mine)]
+
+
+def other_half(paths: Sequence[Path], i: int) -> tuple[Path, ...]:
+    """Of the first FEWEST contexts of a cell every second, so that the one at place i is not among them: as many for each of them,
+    however many there are."""
+    return tuple(p for j, p in enumerate(paths[:FEWEST]) if (i - j) % 2)
 
 
 def small() -> Context:
     """One layer of a bundled trace: what a test measures again. One context, so no finding."""
-    return Context("bundled", BUNDLED, most=1)
+    return Context("bundled", BUNDLED, most=1, beside=(OTHER,))
 
 
 def check_same(run: kvsim.Run, trace: Trace) -> None:

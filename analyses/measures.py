@@ -50,16 +50,21 @@ def at_bytes(run: Tables, shares: Sequence[float]) -> pl.DataFrame:
 
 
 def bytes_for(run: Tables, mass: float) -> pl.DataFrame:
-    """-> role, policy, layer, rows, index: the fewest bytes of rows that the group's heads read together until their mean recall is `mass`,
-    and of summaries scanned, as shares of what full attention reads; all rows where no budget is enough."""
+    """-> role, policy, layer, rows, index, whole: the fewest bytes of rows that the group's heads read together until their mean recall is
+    `mass`, and of summaries scanned, as shares of what full attention reads; all rows where no budget is enough. whole: bytes of that, of
+    one kv head."""
     cost = run("ledger").with_columns(whole=_whole(run)).group_by(UNIT)
     each = cost.agg(side_bytes().cast(pl.Float64).mean().alias("side"), pl.col("whole").cast(pl.Float64).mean())
     budgets = run("curves").group_by(*UNIT, "pages").agg(pl.col("mass_recall_mean", "read_bytes_mean").cast(pl.Float64).mean())
     first = pl.col("read_bytes_mean").filter(pl.col("mass_recall_mean") >= mass).min()
     needed = budgets.group_by(UNIT).agg(first.alias("rows")).join(each, on=UNIT)
-    return needed.select(*UNIT, (pl.col("rows") / pl.col("whole")).fill_null(1), index=pl.col("side") / pl.col("whole")).sort(
-        UNIT
-    )
+    parts = needed.select(*UNIT, (pl.col("rows") / pl.col("whole")).fill_null(1), "whole", index=pl.col("side") / pl.col("whole"))
+    return parts.sort(UNIT)
+
+
+def doubling(age: pl.Expr) -> pl.Expr:
+    """0, 1, 2 to 3, 4 to 7, … -> 0, 1, 2, 4, …"""
+    return pl.when(age < 1).then(0).otherwise(2 ** (age.log(2) + 1e-9).floor()).cast(pl.Int64)
 
 
 def _at(curve: pl.DataFrame, column: str, shares: Sequence[float]) -> list[float]:

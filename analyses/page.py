@@ -19,7 +19,10 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
     """Findings, charts, claims with their numbers, cells. every: cells with too few contexts for an interval are shown, too."""
     cells = mine.figures(every)
     frame = pl.concat([f.frame() for f in cells])
-    figures = [c.figure(frame) for c in question.charts]
+    there = set(frame["figure"])
+    figures = [
+        c.figure(frame) for c in question.charts if there.intersection(c.figures)
+    ]  # a user's traces may have none of a chart's
     judged = [(c, judge(c, cells)) for c in question.claims]
     found = [f"{text}." if text[-1] != "." else text for c, of in judged if (text := words.finding(c, of))]
     claims = [

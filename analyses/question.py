@@ -21,6 +21,8 @@ from kvsim.metrics.interval import FEWEST
 from kvsim.report.html import Figure
 
 SHORT = ("needle/short/smollm2", "reversal/short/smollm2", "plain/short/smollm2")
+WIDE = "needle/short/gemma3"  # keys of 256 channels, one kv head, most layers with a window
+LONG = "needle/long/smollm2"
 CLOSE = 1e-4  # a row measured again is the same up to so much of 1 + its size: other BLAS builds round otherwise
 
 
@@ -127,6 +129,15 @@ class Numbers:
         table = pl.concat([mine, other.table]).join(order, on="context").sort("order", maintain_order=True).drop("order")
         return Numbers(table, self.digests, self.models, self.version)
 
+    def beside(self, older: Numbers, cells: Sequence[str]) -> Numbers:
+        """With what an older measurement says of cells (of the study) that this one has not."""
+        mine = pl.col("cell").str.split(": ").list.first()
+        there = self.table.select(mine)["cell"].unique().to_list()
+        left = older.table.filter(mine.is_in(list(cells)) & ~mine.is_in(there))
+        digests = {c: older.digests[c] for c in left["context"].unique(maintain_order=True)}
+        models = sorted({*self.models, *(older.models if digests else ())})
+        return Numbers(pl.concat([self.table, left]), self.digests | digests, models, self.version)
+
     def moved(self, other: Numbers) -> list[str]:
         """A line per row of `other` that is not ours, and per figure that left its interval here."""
         keys = ["cell", "context", "figure", "line", "at"]
@@ -154,9 +165,22 @@ def _of(row: dict[str, Any], suffix: str) -> str:
     return "not there" if top is None else f"{top / below:.6g}" if below else "empty"
 
 
-def contexts_of(question: Question) -> list[Context]:
-    """All that is kept: the small part that a test measures again, and the study's contexts. Raises KvsimError where these are too few."""
-    return [small(), *(c for cell in question.cells for c in of_study(cell))]
+def contexts_of(question: Question, say: Callable[[str], None] = lambda line: None) -> list[Context]:
+    """The small part that a test measures again, and the study's contexts; cells with too few of them here are named and left out."""
+    found = [small()]
+    for cell in question.cells:
+        try:
+            found += of_study(cell)
+        except KvsimError as e:
+            say(f"{e}; what is kept of this cell stays as it is")
+    return found
+
+
+def measured_again(question: Question, say: Callable[[str], None] = lambda line: None) -> Numbers:
+    """All that can be measured here, beside what is kept of the other cells. Raises KvsimError when that is of another version of kvsim."""
+    now = Numbers.measured(question, contexts_of(question, say), say)
+    there = {cell.split(": ")[0] for cell in now.table["cell"].unique()}
+    return now if there.issuperset(question.cells) else now.beside(question.kept, question.cells)
 
 
 def part_of(question: Question, say: Callable[[str], None] = lambda line: None) -> list[Context]:

@@ -7,7 +7,7 @@ import polars as pl
 from analyses.contexts import Context, Tables
 from analyses.figures import Claim, at_least, mean, rows, share
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Question
+from analyses.question import LONG, SHORT, Chart, Question
 
 PAGE = 16
 MASS = 0.95
@@ -165,10 +165,10 @@ QUESTION = Question(
         Chart(
             "rules",
             "What do stopping rules read?",
-            f"Quest, stopped by its own bounds, opening one page or eight at once. {ALSO}",
+            f"Quest, stopped by its own bounds, opening one page or eight at once. {ALSO} Nor the oracle, which proves nothing.",
             ["part read", "rounds", "mass recall"],
             _rules,
         ),
     ],
-    cells=SHORT[:1],
+    cells=(*SHORT, LONG),
 )

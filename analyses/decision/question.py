@@ -158,9 +158,9 @@ def _read(f: Figures, figure: str, line: str, at: str) -> Draws | None:
 
 
 def cells_of(question: str) -> dict[str, Figures]:
-    """Answers only: what a model says is what a policy must not change."""
+    """Answers, and of text that goes on all that is fed: what a model says is what a policy must not change."""
     kept = import_module(f"analyses.{question}.question").QUESTION.kept
-    return {f.cell: f for f in kept.figures() if f.cell.endswith("answer")}
+    return {f.cell: f for f in kept.figures() if f.cell.endswith("answer") or f.cell.startswith("plain")}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from analyses.contexts import Context
 from analyses.figures import Claim, at_least, at_most, mean, rows, share
 from analyses.measures import at_bytes
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Question
+from analyses.question import SHORT, WIDE, Chart, Question
 
 READ = "read=tokens(128)"
 MODES = {
@@ -55,11 +55,12 @@ def over(one: str, other: str, figure: str = "mass recall") -> Any:
 CLAIMS = [
     Claim(
         notes="in the worst case heads choose disjoint pages, and their union is as large as all their budgets together (on Quest, 2.1).",
-        of="pages of the union over the pages that the three heads of a group choose, 128 tokens each",
+        of="pages of the union over the pages that the heads of a group choose, 128 tokens each",
         number=lambda f: f("union", OWN, "128 tokens"),
         claimed=at_least(0.9),
         so="the heads of a group hardly share pages: the union is {} of all they choose.",
-        if_not="heads of a group share pages: the union is {} of all they choose, a third being the least.",
+        if_not="heads of a group share pages: the union is {} of all they choose; one set "
+        "for all would be a third, and with four heads a quarter.",
     ),
     Claim(
         notes="sets of their own are finer, one set is more regular to read: the finer is the better recall (on Quest, 2.1).",
@@ -131,12 +132,12 @@ QUESTION = Question(
         Chart(
             "bytes",
             "What does each way of choosing read at equal bytes?",
-            "Across: rows of the pages that a group reads together, and the index, as a share of what full attention reads. Three query "
-            "heads to a kv head. Not drawn: full attention, all of the bytes and no error.",
+            "Across: rows of the pages that a group reads together, and the index, as a share of what full attention reads. SmolLM2 "
+            "has three query heads to a kv head, Gemma 3 four. Not drawn: full attention, all of the bytes and no error.",
             ["mass recall", "worst head's mass recall", "output error"],
             _bytes,
         )
     ],
-    cells=SHORT[:1],
+    cells=(*SHORT, WIDE),
     labels=list(POLICIES),
 )

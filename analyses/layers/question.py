@@ -11,7 +11,7 @@ from analyses.contexts import Context, Tables
 from analyses.figures import Claim, at_least, at_most, mean, rows, share
 from analyses.measures import lost
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Question
+from analyses.question import SHORT, WIDE, Chart, Question
 from kvsim.advise.allocate import allocate, uniform
 from kvsim.metrics.evidence import ANY, through_layers
 
@@ -65,25 +65,25 @@ def allotted(run: Tables) -> pl.DataFrame:
     found = []
     for (role,), curves in run("curves").filter(pl.col("policy") == "oracle").group_by("role", maintain_order=True):
         by_head = _table(curves, ["layer", "q_head"])
-        by_layer = by_head.reshape(curves["layer"].n_unique(), -1, by_head.shape[1]).mean(1)
-        for name, missed in (("every head alike", by_head), ("by layer", by_layer), ("by head", by_head)):
-            cost = np.broadcast_to(np.arange(1.0, missed.shape[1] + 1), missed.shape)
+        by_layer = [x.reshape(curves["layer"].n_unique(), -1, x.shape[1]).mean(1) for x in by_head]
+        for name, (cost, missed) in (("every head alike", by_head), ("by layer", by_layer), ("by head", by_head)):
             limit = 0.1 * len(missed)
             if name == "every head alike":
                 choice = uniform(cost, missed, limit)
-                pages = float(choice + 1) if choice is not None else float("nan")
+                pages = float(cost[:, choice].mean()) if choice is not None else float("nan")
             else:
                 chosen = allocate(cost, missed, limit)
-                pages = float(np.mean(chosen.choice + 1)) if chosen else float("nan")
+                pages = chosen.cost / len(cost) if chosen else float("nan")
             found.append((str(role), "pages a head", "oracle", name, pages, 1.0))
     return pl.DataFrame(found, ["role", "figure", "line", "at", "top", "below"], orient="row").fill_nan(None).drop_nulls()
 
 
-def _table(curves: pl.DataFrame, unit: list[str]) -> np.ndarray:
-    """f64[units, budgets]: mass missed by pages 1, 2, …, as many as every unit has."""
-    most = min(curves.group_by(unit).agg(pl.col("pages").max())["pages"].to_list())
-    wide = curves.filter(pl.col("pages") <= most).sort(*unit, "pages")
-    return 1 - wide["mass_recall_mean"].cast(pl.Float64).to_numpy().reshape(-1, most)
+def _table(curves: pl.DataFrame, unit: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """f64[units, budgets] twice: pages 1, 2, …, where a unit has no more (a window) all that it has; and the mass that they miss."""
+    parts = curves.sort(*unit, "pages").group_by(unit, maintain_order=True).agg(pl.col("mass_recall_mean").cast(pl.Float64))
+    each = [1 - np.array(x) for x in parts["mass_recall_mean"].to_list()]
+    most, there = max(map(len, each)), np.array([[float(len(x))] for x in each])
+    return np.minimum(np.arange(1.0, most + 1), there), np.stack([np.pad(x, (0, most - len(x)), mode="edge") for x in each])
 
 
 def reused(run: Tables) -> pl.DataFrame:
@@ -247,18 +247,19 @@ QUESTION = Question(
         Chart(
             "sinks",
             "What are sinks for?",
-            f"streaming_llm at 20% of the visible tokens: sinks and the newest. {ALSO}",
+            f"streaming_llm at 20% of the visible tokens: sinks and the newest. {ALSO} Nor an oracle of keeping.",
             ["output error by sinks", "mass recall by sinks"],
             _sinks,
         ),
         Chart(
             "neighbour",
             "Can a layer read what another chose?",
-            f"Quest, {READ} tokens a head; pages of all heads of a layer together. {ALSO}",
+            f"Quest, {READ} tokens a head; pages of all heads of a layer together. {ALSO} "
+            "Nor the oracle, whose pages of another layer nobody could have.",
             ["mass by neighbour", "pages by neighbour"],
             _neighbour,
         ),
     ],
-    cells=SHORT[:1],
+    cells=(*SHORT, WIDE),
     labels=list(ORDERS),
 )

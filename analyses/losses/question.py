@@ -10,7 +10,7 @@ from analyses.contexts import Context, Tables
 from analyses.figures import Claim, Draws, Figures, at_least, mean, rows
 from analyses.measures import lost
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Question
+from analyses.question import Chart, Question
 
 HELD, READ, SLOTS = 0.3, 128, 0.2
 READER = f"quest(read=tokens({READ}))"
@@ -208,7 +208,7 @@ QUESTION = Question(
         Chart(
             "error",
             "And which adds the error?",
-            f"{LOST} A level may take error away. Not drawn: full attention.",
+            f"{LOST} A level may take error away: `budget` is the oracle's error. Not drawn: full attention.",
             ["error added"],
             _error,
         ),
@@ -221,5 +221,4 @@ QUESTION = Question(
         ),
     ],
     labels=list(KEEPS),
-    cells=SHORT[:1],
 )

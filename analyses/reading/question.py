@@ -8,9 +8,9 @@ import polars as pl
 
 from analyses.contexts import Context
 from analyses.figures import Claim, at_least, at_most, mean, rows
-from analyses.measures import billed, lost
+from analyses.measures import billed, doubling, lost
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Question
+from analyses.question import LONG, SHORT, Chart, Question
 
 SHARES = (0.1, 0.2, 0.4)
 AT = "20%"
@@ -53,9 +53,8 @@ def measure(context: Context) -> pl.DataFrame:
 def aged(heads: pl.DataFrame) -> pl.DataFrame:
     """Rows of sets by how long ago they were ranked, in doublings; those ranked at every step stand at every age of the first set."""
     age = pl.coalesce(pl.col("set_age"), pl.col("step"))
-    low = pl.when(age < 1).then(0).otherwise(2 ** (age.log(2) + 1e-9).floor()).cast(pl.Int64)
-    read = rows(heads.with_columns(at=low), {"tokens read": mean("read_tokens")})
-    named = pl.concat([lost(heads.with_columns(at=low)), read])
+    old = heads.with_columns(at=doubling(age))
+    named = pl.concat([lost(old), rows(old, {"tokens read": mean("read_tokens")})])
     return named.with_columns(figure=pl.format("{} by age", "figure"))
 
 
@@ -204,12 +203,19 @@ QUESTION = Question(
         Chart(
             "age",
             "How does a set of pages age?",
-            f"128 tokens; pages that began since the ranking join the set, so that an old one reads more. {ALSO}",
+            f"128 tokens; pages that began since the ranking join the set, so that an old one reads more. {ALSO} "
+            "Nor the oracle, which ranks at every step.",
             [f"{x} by age" for x in ("mass recall", "output error", "evidence recall", "tokens read")],
             _age,
         ),
-        Chart("gone", "Does eviction miss more and more?", f"h2o at {AT}. {ALSO}", ["mass on evicted tokens"], _gone),
+        Chart(
+            "gone",
+            "Does eviction miss more and more?",
+            f"h2o at {AT}. {ALSO} Nor the oracle of keeping, which is in the first chart.",
+            ["mass on evicted tokens"],
+            _gone,
+        ),
     ],
-    cells=SHORT[:2],
+    cells=(*SHORT, LONG),
     labels=[*FAMILIES, *KEPT],
 )

@@ -10,7 +10,7 @@ from analyses.contexts import Context
 from analyses.figures import Claim, at_least, at_most, mean, rows
 from analyses.measures import at_bytes
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Question
+from analyses.question import SHORT, WIDE, Chart, Question
 
 READ = "read=tokens(128)"
 POLICIES = {
@@ -152,11 +152,11 @@ QUESTION = Question(
         Chart(
             "slack",
             "How loose is each?",
-            f"Scores less the page's best logit; what is no bound may lie below it. {ALSO}",
+            f"Scores less the page's best logit; what is no bound may lie below it. {ALSO} Nor the oracle, whose scores are the truth.",
             ["slack"],
             _slack,
         ),
     ],
-    cells=SHORT[:1],
+    cells=(*SHORT, WIDE),
     labels=list(POLICIES),
 )

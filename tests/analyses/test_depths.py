@@ -5,7 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from analyses.depths.question import ALL, BEYOND, HEADS, RULE, equal, ordered
+from analyses import contexts
+from analyses.depths.question import ALL, BEYOND, GAP, HEADS, RULE, equal, ordered
+from kvsim.codecs.calibration import load
 
 
 def test_pairs_by_hand():
@@ -26,3 +28,13 @@ def test_equal_pages_by_hand():
     assert read == pytest.approx({RULE: 0.45, HEADS: (0.1 + 0.6) / 2, ALL: (0.2 + 0.4) / 2})
     more = {r["line"]: r["top"] / r["below"] for r in made if r["figure"] == BEYOND}
     assert more == pytest.approx({RULE: 0.15, HEADS: 0.05})
+
+
+def test_a_gap_is_learned_from_other_contexts_than_it_is_judged_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(contexts, "RUNS", tmp_path)
+    mine = contexts.small()
+    file = mine.calibrated(GAP, [18])
+    about = load(str(file)).about
+    assert [t["id"] for t in about["traces"]] == ["smollm2-reversal"]
+    assert mine.trace.requests[0].digest not in about["contexts"]
+    assert mine.calibrated(GAP, [18]) == file  # kept

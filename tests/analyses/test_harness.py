@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +29,7 @@ from analyses.figures import (
     share,
     told,
 )
-from analyses.question import Numbers, part_of
+from analyses.question import Numbers, measured_again, part_of
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
 
@@ -225,3 +226,44 @@ def test_the_part_that_is_measured_again_is_of_the_same_traces(monkeypatch):
     other = SimpleNamespace(cells=("a",), part=1, kept=numbers([0.1, 0.2], "x"))
     assert [c.trace.id for c in part_of(other, told.append)] == ["smollm2-needle"]
     assert [line.split(",")[0] for line in told] == [f"c{i}: another trace than that of the kept numbers" for i in (0, 1)]
+
+
+def test_what_is_learned_is_learned_from_the_other_half():
+    """Of the first eight, whatever the number, and never from itself."""
+    few, many = ([Path(f"c{i}") for i in range(n)] for n in (8, 24))
+    for i, path in enumerate(few):
+        assert contexts.other_half(few, i) == contexts.other_half(many, i) == tuple(few[j] for j in range(8) if (i - j) % 2)
+        assert path not in contexts.other_half(few, i)
+    assert contexts.other_half(many, 20) == tuple(few[1::2])
+    assert contexts.other_half(few[:1], 0) == ()
+
+
+def test_cells_that_are_not_captured_here_stay_as_they_were(monkeypatch, tmp_path):
+    """--write without the study measures the bundled part, and loses nothing."""
+    monkeypatch.setenv("KVSIM_CACHE", str(tmp_path))
+    cell = "needle/short/smollm2"
+    study = Numbers(table([0.5] * FEWEST, cell=f"{cell}: answer"), {f"c{i}": "d" for i in range(FEWEST)}, ["a model"])
+    old = Numbers(
+        table([0.1], cell="bundled: answer").with_columns(context=pl.lit("smollm2-needle")), {"smollm2-needle": "d"}, []
+    )
+    other = Numbers(table([0.1], cell="gone: answer").with_columns(context=pl.lit("g0")), {"g0": "d"}, [])
+    kept = Numbers(pl.concat([old.table, study.table, other.table]), old.digests | study.digests | other.digests, study.models)
+
+    def one(context):
+        return pl.DataFrame(
+            [("answer", "recall", "quest", "", 1.0, 4.0)], ["role", "figure", "line", "at", "top", "below"], orient="row"
+        )
+
+    said = []
+    asked = SimpleNamespace(name="q", cells=(cell,), kept=kept, measure=one)
+    now = measured_again(asked, said.append)
+    assert now.table.filter(pl.col("cell") == f"{cell}: answer").equals(study.table)
+    assert now.table.filter(pl.col("cell") == "bundled: answer")["below"].to_list() == [4.0]
+    assert "g0" not in now.digests
+    assert set(now.digests) == {"smollm2-needle", *study.digests}
+    assert any("0 contexts under" in line and "stays as it is" in line for line in said)
+
+
+def test_figures_over_all_steps_stand_beside_the_role_of_most():
+    needle, reversal = contexts.small(), contexts.Context("r", contexts.OTHER)
+    assert (needle.mostly, reversal.mostly) == ("answer", "forced text")

@@ -87,3 +87,10 @@ def test_budgets_of_their_own_cost_no_more_than_equal_ones():
     run = Given(curves=curves | {"policy": "oracle"})
     found = {r["at"]: r["top"] for r in allotted(run).to_dicts()}
     assert found == {"every head alike": 3, "by layer": 3, "by head": 2}
+
+
+def test_a_head_with_a_window_costs_no_more_pages_than_it_has():
+    """One head sees a single page, the other needs three: alike 1 and 3 pages, a mean of 2."""
+    curves = {"q_head": [0] + [1] * 3, "pages": [1, 1, 2, 3], "mass_recall_mean": [1.0, 0.3, 0.6, 1.0]}
+    run = Given(curves=curves | {"policy": "oracle"})
+    assert {r["at"]: r["top"] for r in allotted(run).to_dicts()} == {"every head alike": 2, "by layer": 2, "by head": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+import polars as pl
 import pytest
 
 from analyses import page, words
@@ -46,6 +47,8 @@ def test_the_page_draws_all_and_says_what_it_rests_on(question, tmp_path):
     for chart in question.charts:
         assert set(chart.figures) <= measured
         assert "ull attention" in chart.how  # drawn, or named as absent
+        lines = question.kept.table.filter(pl.col("figure").is_in(chart.figures))["line"].unique()
+        assert "racle" in chart.how or lines.str.starts_with("oracle").any(), chart.name  # the same
     page.write(question, question.kept, tmp_path / "page.html", question.command)
     told = (tmp_path / "page.html").read_text("utf-8")
     for f in question.kept.figures():

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import csv
-import os
-import shutil
-from importlib.util import find_spec
 
 import pytest
 
+from tests.browser import MISSING, OFF, browser, severe, until, wait  # noqa: F401  (a fixture)
 from tests.report.conftest import HOSTILE
 
 pytestmark = pytest.mark.browser
-HERE = {"chromium": shutil.which("chromium"), "chromedriver": shutil.which("chromedriver"), "selenium": find_spec("selenium")}
-MISSING = [name for name, found in HERE.items() if not found]
 HOME, TAB, SHIFT = "\ue011", "\ue004", "\ue008"  # keys, as WebDriver writes them
-OFF = os.environ.get("BROWSER") == "0"
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1280,900",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--no-proxy-server",
-)
 
 
 @pytest.mark.skipif(OFF, reason="BROWSER=0")
@@ -42,38 +24,11 @@ def test_there_is_a_browser():
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if OFF or MISSING:
-        pytest.skip("BROWSER=0" if OFF else f"no {', '.join(MISSING)}")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = HERE["chromium"]
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(HERE["chromedriver"]))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(scope="module")
-def page(browser, request):
+def page(browser, request):  # noqa: F811  (the fixture)
     """The hostile page, every chart asked for; not made where there is no browser."""
     browser.get(f"file://{request.getfixturevalue('hostile_page')}#all")
     until(browser, "kvsim.errors.length || Object.keys(kvsim.views).length === kvsim.names.length")
     return browser
-
-
-def wait(browser, happens, what):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser, 60, 0.1).until(happens, what)
-
-
-def until(browser, condition):
-    wait(browser, lambda b: b.execute_script(f"return {condition}"), condition)
 
 
 def find(page, selector):
@@ -85,10 +40,6 @@ def find(page, selector):
 
 def drawn(colours):
     return f"kvsim.names.every(n => document.getElementById(n).dataset.drawn === '{colours}')"
-
-
-def severe(page):
-    return [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def test_every_chart_is_drawn_and_labelled_and_nothing_else_ran(page):
