@@ -4,7 +4,7 @@
 
 In one go: the same tasks in one process, whose run the others must equal; in two processes that know nothing of each other; on two
 workers of a Dask cluster; and there again while one worker after the other is killed with signal 9. Then a layer that kills its worker
-among 400, on the cluster and on the local pool: exactly one failure. Needs kvsim[cluster]."""
+among 400, on the cluster and on the local pool: exactly one failure. --calm: only what the cluster costs. Needs kvsim[cluster]."""
 
 from __future__ import annotations
 
@@ -62,15 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--prompt", type=int, default=1024, help="tokens; more make longer tasks (default: 1024)")
     p.add_argument("--steps", type=int, default=128, help="decode steps (default: 128)")
     p.add_argument("--kill-every", type=float, default=20, metavar="S", help="seconds (default: 20)")
+    p.add_argument("--calm", action="store_true", help="only two processes against two workers of a cluster, nobody killed")
+    p.add_argument(
+        "--trace", type=Path, help="a folder for the trace, which is used again when it is there (default: a temporary one)"
+    )
     args = p.parse_args(argv)
     requests = max(2, args.tasks // LAYERS // 2 * 2)
     with TemporaryDirectory(prefix="kvsim-sweep-") as folder:
         home = Path(folder)
-        synthesize(home / "trace", requests=requests, layers=LAYERS, prompt=args.prompt, steps=args.steps, head_dim=64)
+        made = args.trace or home / "trace"
+        if not (made / "manifest.json").exists():
+            synthesize(made, requests=requests, layers=LAYERS, prompt=args.prompt, steps=args.steps, head_dim=64)
+        if args.trace:
+            (home / "trace").symlink_to(made.absolute())
         (home / "study.toml").write_text(STUDY)
         print(
             f"{requests * LAYERS} tasks: {requests} requests x {LAYERS} layers of {args.prompt} + {args.steps} tokens, 6 policies"
         )
+        if args.calm:
+            sweep(home, "warm", "--workers", "1", only=[0])
+            return 0 if cost_of_cluster(home, requests, None) else 1
         good = compared(home, requests, args.kill_every)
         good &= poisoned(home, args.poisoned)
     return 0 if good else 1
@@ -80,18 +91,25 @@ def compared(home: Path, requests: int, every: float) -> bool:
     sweep(home, "warm", "--workers", "1", only=[0])  # compiles
     one = timed(lambda: sweep(home, "one", "--workers", "1"))
     print(f"  one process                {one:8.1f} s   {one / requests / LAYERS:.2f} s a task")
+    good = cost_of_cluster(home, requests, every)
+    good &= told("without kills: the bytes of one process", same(home, "one", "calm"))
+    return good & told("with kills: the bytes of one process", same(home, "one", "killed"))
+
+
+def cost_of_cluster(home: Path, requests: int, every: float | None) -> bool:
+    """Whether two workers are as fast as asked; then, with `every`, the same while they are killed."""
     half = timed(lambda: side_by_side(home, requests))
-    print(f"  two independent processes  {half:8.1f} s")
+    print(f"  two independent processes  {half:8.1f} s", flush=True)
     with cluster(home) as scheduler:
         on_it = ("--engine", "dask", "--scheduler", scheduler)
         sweep(home, "warm-cluster", *on_it, only=[0, 1])
         calm = timed(lambda: sweep(home, "calm", *on_it))
-        print(f"  two workers of a cluster   {calm:8.1f} s   {half / calm:.0%} of them (asked: {LEAST:.0%})")
-        with killing(scheduler, every) as killed:
-            took = timed(lambda: sweep(home, "killed", *on_it))
-        print(f"  the same, {len(killed):3d} kills        {took:8.1f} s")
-    good = told("without kills: the bytes of one process", same(home, "one", "calm"))
-    return good & told("with kills: the bytes of one process", same(home, "one", "killed")) & (half / calm >= LEAST)
+        print(f"  two workers of a cluster   {calm:8.1f} s   {half / calm:.0%} of them (asked: {LEAST:.0%})", flush=True)
+        if every is not None:
+            with killing(scheduler, every) as killed:
+                took = timed(lambda: sweep(home, "killed", *on_it))
+            print(f"  the same, {len(killed):3d} kills        {took:8.1f} s", flush=True)
+    return half / calm >= LEAST
 
 
 def poisoned(home: Path, layers: int) -> bool:
