@@ -63,17 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--steps", type=int, default=128, help="decode steps (default: 128)")
     p.add_argument("--kill-every", type=float, default=20, metavar="S", help="seconds (default: 20)")
     p.add_argument("--calm", action="store_true", help="only two processes against two workers of a cluster, nobody killed")
-    p.add_argument(
-        "--trace", type=Path, help="a folder for the trace, which is used again when it is there (default: a temporary one)"
-    )
+    p.add_argument("--folder", type=Path, help="for the trace, which is used again when it is there (default: a temporary one)")
     args = p.parse_args(argv)
     requests = max(2, args.tasks // LAYERS // 2 * 2)
     with TemporaryDirectory(prefix="kvsim-sweep-") as folder:
         home = Path(folder)
-        made = args.trace or home / "trace"
+        made = (args.folder or home) / "trace"
         if not (made / "manifest.json").exists():
             synthesize(made, requests=requests, layers=LAYERS, prompt=args.prompt, steps=args.steps, head_dim=64)
-        if args.trace:
+        if args.folder:
             (home / "trace").symlink_to(made.absolute())
         (home / "study.toml").write_text(STUDY)
         print(
