@@ -142,7 +142,7 @@ def axis(title: str, low: float | None = None, high: float | None = None, form: 
     return alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(minExtent=38, format=form, **ticks))
 
 
-LOG_TICKS = [x * 10.0**e for e in range(-4, 3) for x in (1, 2, 5)]
+LOG_TICKS = [x * 10.0**e for e in range(-4, 5) for x in (1, 2, 5)]
 _COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, _ in theme.SPARE), theme.FAMILIES["snapkv"][0])
 
 
