@@ -301,7 +301,7 @@ def _needed(frame: pl.DataFrame) -> object:
 
 
 def _steps(frame: pl.DataFrame) -> object:
-    y = {f"step, batch {n}": axis(f"step of {n} request{'s' if n > 1 else ''} (µs)", 0) for n in BATCHES}
+    y = {f"step, batch {n}": axis(f"step of {n} request{'s' if n > 1 else ''} (µs)", log=True) for n in BATCHES}
     return sweep(frame, y, SIZE, styled([DEVICE, HOST, BEHIND, FULL]), "A step's time by page size, batch and place.", SIZES)
 
 
