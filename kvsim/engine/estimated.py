@@ -1,4 +1,4 @@
-"""Rows that never existed: what a chain's estimate says of evicted rows, joined to the attention over what was read (decision 0008)."""
+"""Rows that never existed: what a chain's estimate says of evicted rows, joined to the attention over what was read (decision 0009)."""
 
 from __future__ import annotations
 

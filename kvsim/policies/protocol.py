@@ -291,7 +291,7 @@ Sums = dict[str, NDArray[np.float64]]
 
 
 class Estimate(Part):
-    """What stands in the softmax for rows that were evicted: rows that never existed (decision 0008).
+    """What stands in the softmax for rows that were evicted: rows that never existed (decision 0009).
 
     The engine adds every row that a cut drops, bills the numbers and joins what is said to the attention over what was read."""
 
