@@ -52,12 +52,19 @@ def test_the_basis_is_orthogonal_and_spreads_the_energy_evenly():
     assert np.ptp(np.diag(covariance)) > 1
 
 
+def test_a_basis_does_not_hang_on_the_signs_of_eigenvectors(monkeypatch):
+    covariance, eigh = query_covariance(sample()), np.linalg.eigh
+    want = mixed(covariance)
+    monkeypatch.setattr(np.linalg, "eigh", lambda x: (eigh(x)[0], eigh(x)[1] * np.resize([1, -1], len(x))))
+    assert np.array_equal(mixed(covariance), want)
+
+
 def test_columns_are_in_bit_reversed_order_of_their_eigenvalues():
     assert reversed_bits(8).tolist() == [0, 4, 2, 6, 1, 5, 3, 7]
     assert reversed_bits(1).tolist() == [0]
     spread = np.array([3.0, 1, 4, 2])  # an eigenbasis that is the axes themselves
     basis = mixed(np.diag(spread))
-    plain = np.linalg.eigh(np.diag(spread))[1] @ hadamard(4)
+    plain = np.abs(np.linalg.eigh(np.diag(spread))[1]) @ hadamard(4)
     assert np.array_equal(
         basis, plain[:, [3, 1, 2, 0]]
     )  # eigh ascends: the largest is column 3, at place 0; then 2 at 2, 1 at 1, 0 at 3

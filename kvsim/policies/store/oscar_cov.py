@@ -116,9 +116,10 @@ def value_covariance(sample: Sample) -> Floats:
 
 def mixed(covariance: Floats) -> Floats:
     """f64[d, d]: its eigenvectors times Hadamard, the columns in an order that spreads large eigenvalues over the groups of a row: place
-    reversed(i) has the column of the i-th largest."""
+    reversed(i) has the column of the i-th largest. An eigenvector's sign is free; here its largest number is positive, on any machine."""
     spread, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     dim = len(spread)
+    vectors *= np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(dim)])
     power_of_two(dim, "oscar_cov")
     order = np.empty(dim, np.int64)
     order[reversed_bits(dim)] = np.argsort(-spread, kind="stable")
