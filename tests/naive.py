@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import statistics
 
 import numpy as np
 
@@ -37,6 +40,46 @@ def nearest_e4m3(x):
     """The nearest 8-bit float, past the largest the largest; of two as near the one of even code."""
     numbers = [(e4m3(code), code) for code in range(128) if math.isfinite(e4m3(code))]
     return math.copysign(min(numbers, key=lambda n: (abs(n[0] - abs(x)), n[1] % 2))[0], x)
+
+
+def oscar_row(row, basis, part, bits):
+    """A row as OSCAR codes it, scales unrounded: turned, its largest numbers moved in, coded half up by step and zero point, turned back."""
+    d = len(row)
+    y = turned(row, basis)
+    if part:
+        most = sorted(abs(v) for v in y)[min(int(part * d), d - 1)]
+        y = [max(-most, min(most, v)) for v in y]
+    step = max(max(y) - min(y), 1e-8) / (2**bits - 1)
+    point = -min(y) / step
+    codes = [max(0, min(2**bits - 1, math.floor(v / step + point + 0.5))) for v in y]
+    return turned([(c - point) * step for c in codes], basis.T), codes
+
+
+def normal_levels(bits, many=200_000):
+    """The levels of least squared error on the quantiles of a normal number: k-means on numbers in place of integrals."""
+    normal = statistics.NormalDist()
+    x = [normal.inv_cdf((i + 0.5) / many) for i in range(many)]
+    level = [normal.inv_cdf((i + 0.5) / 2**bits) for i in range(2**bits)]
+    for _ in range(60 * 2**bits):
+        cut = [0, *(bisect.bisect(x, (a + b) / 2) for a, b in itertools.pairwise(level)), many]
+        new = [sum(x[a:b]) / (b - a) for a, b in itertools.pairwise(cut)]
+        if new == level:
+            break
+        level = new
+    return level
+
+
+def unit_key(row, level, renormalise):
+    """A key as TurboQuant codes it: brought to norm 1, turned by Hadamard, every number to the nearest level, back; the norm as fp16 holds it."""
+    d = len(row)
+    norm = math.sqrt(sum(v * v for v in row))
+    basis = np.array([[(-1) ** (i & j).bit_count() / math.sqrt(d) for j in range(d)] for i in range(d)])
+    y = turned([v / (norm or 1) for v in row], basis)
+    y = [min(reversed(level), key=lambda x: abs(x / math.sqrt(d) - v)) / math.sqrt(d) for v in y]
+    if renormalise:
+        size = math.sqrt(sum(v * v for v in y))
+        y = [v / size for v in y]
+    return [v * float(np.float16(norm)) for v in turned(y, basis)]
 
 
 def turned(x, basis):

@@ -1,4 +1,4 @@
-"""`kvsim policies`."""
+"""`kvsim policies`, `bits`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _described(what: str, name: str) -> dict[str, Any]:
     import inspect
 
     from kvsim.policies.names import named
-    from kvsim.policies.parameters import parameters, written
+    from kvsim.policies.parameters import TOLD, parameters, written
 
     cls = named(what, name)
     defaults = inspect.signature(cls.__init__).parameters  # type: ignore[misc]  # read from a class, never called
@@ -55,7 +55,7 @@ def _described(what: str, name: str) -> dict[str, Any]:
         "paper": getattr(cls, "paper", "") or None,
     }
     presets = {
-        preset: {n: x if n == "source" else written(x) for n, x in given.items()}
+        preset: {n: x if n in TOLD else written(x) for n, x in given.items()}
         for preset, given in getattr(cls, "presets", {}).items()
     }
     return told | {"needs": _needs(name, takes), "parameters": takes, "presets": presets}
@@ -74,15 +74,41 @@ def _needs(name: str, takes: dict[str, str]) -> dict[str, str]:
 
 
 def _print_presets(found: Sequence[dict[str, Any]]) -> None:
+    from kvsim.policies.parameters import TOLD
+
     for p in found:
         for preset, given in p["presets"].items():
-            values = ", ".join(f"{n}={x}" for n, x in given.items() if n != "source")
-            print(f'{p["name"]}(preset="{preset}")  {values}\n  {given["source"]}')
+            values = ", ".join(f"{n}={x}" for n, x in given.items() if n not in TOLD)
+            claim = f"; published: {given['claim']}" if "claim" in given else ""
+            print(f'{p["name"]}(preset="{preset}")  {values}\n  {given["source"]}{claim}')
             others = {n: d for n, d in p["parameters"].items() if n in given and d not in ("required", given[n])}
             if others:
                 print(f"  kvsim's own: {', '.join(f'{n}={d}' for n, d in others.items())}")
 
 
+def bits(args: argparse.Namespace) -> None:
+    from kvsim.policies.bits import EXACT_BITS, bits_of
+    from kvsim.policies.language import parse
+
+    load_files(args.policy_file)
+    found = {policy: bits_of(parse(policy), args.tokens, args.head_dim, args.layers) for policy in args.policies}
+    wide = max(len(policy) for policy in found)
+    columns = ("keys", "values", "coded", "held", "model", "coded x", "model x")
+    print(" " * wide + "".join(f"{column:>9}" for column in columns) + "  published")
+    for policy, x in found.items():
+        numbers = (x.keys, x.values, x.coded, x.held, x.model, EXACT_BITS / x.coded, EXACT_BITS / x.model)
+        print(f"{policy:{wide}}" + "".join("        —" if n is None else f"{n:9.3f}" for n in numbers) + f"  {x.claim or '—'}")
+
+
+def _bits_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("policies", nargs="+", metavar="POLICY", help='stores, for example "kivi(bits=2)"')
+    p.add_argument("--tokens", type=int, default=131072, metavar="N", help="in the cache (default: 131072)")
+    p.add_argument("--head-dim", type=int, default=128, metavar="N", help="numbers of a key, and of a value (default: 128)")
+    p.add_argument("--layers", type=int, default=32, metavar="N", help="attention layers of the model (default: 32)")
+    policy_file_option(p)
+
+
 COMMANDS: Commands = {
+    ("bits",): ("what stores take per number, by their layout", bits, _bits_options),
     ("policies",): ("what exists: paper, needs, parameters, presets", policies, _policies_options),
 }

@@ -1,6 +1,7 @@
-"""Calibration files: numbers that a codec needs from other data than it codes, and where they came from.
+"""Calibration files: numbers that a codec needs from other data than it codes (rotations, levels, ranges), and where they came from.
 
-An .npz without pickles: arrays, and "about", a JSON text: schema, kind (whose numbers), options it was made with, trace {id, sha256}."""
+An .npz without pickles: arrays, and "about", a JSON text: schema, kind (whose numbers), options it was made with, trace {id, sha256}; also
+kvsim (its version), model, computed (what the arrays are, in words), layers, requests, contexts (digests of their prompts)."""
 
 from __future__ import annotations
 
@@ -22,6 +23,17 @@ from kvsim.errors import WrongUse
 
 SCHEMA = "kvsim.calibration/1"
 MAKE = "kvsim calibrate TRACE -p POLICY -o FILE makes one"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows of one layer that numbers are learned from, f64: keys and values [Hkv, n, d] of every token, queries [Hkv, m, d] of the captured
+    steps, those of a kv head's group one after the other; keys_pre [Hkv, n, d] before RoPE, or None where the trace has none."""
+
+    keys: NDArray[np.float64]
+    values: NDArray[np.float64]
+    queries: NDArray[np.float64]
+    keys_pre: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

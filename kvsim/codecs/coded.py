@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.geometry import Layer
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -50,7 +52,7 @@ def levels(codec: Any) -> tuple[Any, ...]:
     return () if codec is None else codec if isinstance(codec, tuple) else (codec,)
 
 
-def for_head(codec: Any, layer: int, head: int) -> Any:
+def for_head(codec: Any, layer: Layer, head: int) -> Any:
     """The codec as a kv head of a layer uses it: a calibrated one has numbers of its own there. Raises WrongUse where it has none."""
     return codec.at(layer, head) if hasattr(codec, "at") else codec
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.codecs.calibration import Calibration
-from kvsim.codecs.coded import Coded
+from kvsim.codecs.pipeline import grouped
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 OUTLIER_BITS, POINTER_BYTES = 32, 4
 RANGE_BYTES = 4  # offset and range, fp16 each
 ROUNDS = 100  # of k-means, which comes to rest long before
@@ -23,29 +24,32 @@ ROUNDS = 100  # of k-means, which comes to rest long before
 
 @dataclass(frozen=True)
 class nuq:
-    """side "k": thresholds, offsets and ranges per channel from the calibration; "v": per row, from the row itself."""
+    """A grid for every kv head. side "k": thresholds, offsets and ranges per channel from the calibration; "v": per row, from the row itself."""
 
     bits: int
     outliers: float
     side: str
     calibration: Calibration
-    tokens = 1
 
-    def check(self, layer: Layer) -> None:
+    @property
+    def scale_bytes(self) -> int:
+        return _scale_bytes(self.outliers, fixed=self.side == "k")
+
+    def check(self, layer: Layer, dim: int) -> None:
         """Raises WrongUse for a layer that the calibration does not cover, or whose heads or keys are others."""
         for head in range(layer.kv_heads):
-            edges = self.at(layer.id, head).edges
-            if edges is not None and edges.shape[1] != layer.key_dim:
+            edges = self.at(layer, head).edges
+            if edges is not None and edges.shape[1] != dim:
                 raise WrongUse(
-                    f"calibration {self.calibration.path}: keys of layer {layer.id} have {edges.shape[1]} numbers there, here {layer.key_dim}"
+                    f"calibration {self.calibration.path}: keys of layer {layer.id} have {edges.shape[1]} numbers there, here {dim}"
                 )
 
-    def at(self, layer: int, head: int) -> coder:
-        """The codec of one kv head. Raises WrongUse when the calibration does not cover it."""
-        level = self.calibration.array(f"{layer}.{self.side}.level", layer)
+    def at(self, layer: Layer, head: int) -> coder:
+        """The grid of one kv head. Raises WrongUse when the calibration does not cover it."""
+        level = self.calibration.array(f"{layer.id}.{self.side}.level", layer.id)
         if self.side == "v":
             return coder(self.bits, self.outliers, level)
-        return coder(self.bits, self.outliers, level, self.calibration.array(f"{layer}.k.edges", layer, head))
+        return coder(self.bits, self.outliers, level, self.calibration.array(f"{layer.id}.k.edges", layer.id, head))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +60,13 @@ class coder:
     outliers: float
     level: Floats
     edges: Floats | None = None
-    tokens = 1
 
-    def encode(self, x: Floats) -> Coded:
-        """[m, rows, d] -> what is stored of it."""
+    @property
+    def scale_bytes(self) -> int:
+        return _scale_bytes(self.outliers, fixed=self.edges is not None)
+
+    def code(self, x: Floats, group: grouped) -> tuple[Floats, Ints]:
+        """[m, rows, d] -> what a reader decodes, same shape; bits of the outliers of each row. A group is a row."""
         if self.edges is None:
             outlier = beyond(x, self.outliers)
             offset, span = ranges(x, outlier, axis=-1)
@@ -67,14 +74,16 @@ class coder:
             low, high, offset, span = self.edges
             outlier = ((x < low) | (x > high)) & (self.outliers > 0)
         values = np.where(outlier, x, nearest((x - offset) / np.where(span > 0, span, 1.0), self.level) * span + offset)
-        many = outlier.sum(axis=-1)
-        row_meta = (POINTER_BYTES if self.outliers > 0 else 0) + (RANGE_BYTES if self.edges is None else 0)
-        bits = self.bits * x.shape[-1] + OUTLIER_BITS * many
-        return Coded(values, bits, np.full(many.shape, row_meta), np.zeros(len(x), np.int64))
+        return values, OUTLIER_BITS * outlier.sum(axis=-1)
 
     def once(self, dim: int) -> int:
         """Bytes of levels, thresholds and ranges, fp16 each."""
         return 2 * (len(self.level) + (0 if self.edges is None else self.edges.size))
+
+
+def _scale_bytes(outliers: float, fixed: bool) -> int:
+    """Of a row: where its outliers begin, and its own range."""
+    return (POINTER_BYTES if outliers > 0 else 0) + (0 if fixed else RANGE_BYTES)
 
 
 def thresholds(x: Floats, outliers: float, axis: int) -> tuple[Floats, Floats]:

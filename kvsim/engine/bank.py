@@ -302,7 +302,7 @@ class Bank:
             for level, codec in enumerate(codecs, 1):
                 mine = np.flatnonzero(slots & (width[h] == level))
                 if len(mine):
-                    self._encode_rows(side, h, mine, level, for_head(codec, self.source.layer.id, h), index)
+                    self._encode_rows(side, h, mine, level, for_head(codec, self.source.layer, h), index)
 
     def _encode_rows(self, side: str, h: int, slots: NDArray[np.int64], level: int, codec: Any, index: int) -> None:
         """Encode the rows in some slots of one kv head by one codec."""

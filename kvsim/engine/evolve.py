@@ -194,10 +194,10 @@ def _place(
 
 def row_cost(bank: Bank) -> dict[int, float]:
     """Bytes of one row of one kv head by tier; a coded row with its part of its group's scales, where all coded rows cost the same."""
-    lay, cost = bank.source.layer, {FULL: float(bank.source.layer.row_bytes)}
-    if bank.codecs and all(codec is None or hasattr(codec, "layout") for codec in (bank.codecs.k, bank.codecs.v)):
+    lay, codecs, cost = bank.source.layer, bank.codecs, {FULL: float(bank.source.layer.row_bytes)}
+    if codecs and not codecs.grows and all(codec is None or hasattr(codec, "layout") for codec in (codecs.k, codecs.v)):
         cost[CODED] = 0.0
-        sides: Any = ((bank.codecs.k, lay.key_dim, lay.key_bytes), (bank.codecs.v, lay.value_dim, lay.value_bytes))
+        sides: Any = ((codecs.k, lay.key_dim, lay.key_bytes), (codecs.v, lay.value_dim, lay.value_bytes))
         for codec, dim, exact in sides:
             bits, meta = codec.layout(dim) if codec else (8 * exact, 0)
             cost[CODED] += bits / 8 + (meta / (codec.tokens or 1) if codec else 0)

@@ -27,6 +27,7 @@ from kvsim.geometry import (
     rope_problem,
 )  # fmt: skip
 from kvsim.live.row import Asked
+from kvsim.policies.calibrated import Calibrated
 from kvsim.policies.language import Policy
 from kvsim.policies.protocol import Chain
 from kvsim.policies.rules import gap
@@ -98,6 +99,9 @@ def _lacking(chain: Chain, layer: Layer, anatomy: Anatomy, request: Request | No
             yield "gap: its calibration was made from the context that is run; calibrate on other ones"
         for head in range(layer.kv_heads):
             rule.weights(layer.id, head)
+    store = chain.part("store")
+    if isinstance(store, Calibrated) and request is not None and (problem := store.foreign_to("", "", request.digest)):
+        yield problem
 
 
 def _unsupplied(need: Need, layer: Layer, anatomy: Anatomy) -> str | None:

@@ -78,9 +78,11 @@ def largest_remainder(raw: Any, total: int, most: Any = np.inf) -> NDArray[np.in
 
 
 def for_layer(chain: Chain, layer: Layer) -> Chain:
-    """The chain as this layer runs it: dense_layers=n reads the first n whole, and an index's dtype "kv" is the billed one.
+    """The chain as this layer runs it: dense_layers=n reads the first n whole, a store's exact_layers=n codes nothing in the first and last n,
+    and an index's dtype "kv" is the billed one.
 
     Raises WrongUse for an index or a codec that has no form for the layer's keys."""
+    chain = _exact_at_the_ends(chain, layer)
     read, codecs = chain.part("read"), chain.codecs
     if codecs is not None:
         codecs.check(layer)
@@ -93,3 +95,13 @@ def for_layer(chain: Chain, layer: Layer) -> Chain:
     if getattr(read.index, "dtype", None) == "kv":
         return chain.with_part(replace(read, index=replace(read.index, dtype=layer.dtype)))
     return chain
+
+
+def _exact_at_the_ends(chain: Chain, layer: Layer) -> Chain:
+    """Without its store in the layers that it leaves alone, no more than half of all layers at each end."""
+    store = chain.part("store")
+    if store is None or layer.id not in layer.among:
+        return chain
+    many = min(store.exact_layers, len(layer.among) // 2)
+    coded = layer.among[many : len(layer.among) - many]
+    return chain if layer.id in coded else Chain(tuple(part for part in chain.parts if part is not store))

@@ -16,6 +16,8 @@ from typing import Any, Literal, NoReturn
 from kvsim.errors import WrongUse
 from kvsim.units import READ_UNITS, WORDS, tokens
 
+TOLD = ("source", "claim")  # of a preset, beside its parameters: where they are from, and the size that was published with them
+
 
 class Checked(type):
     """Metaclass of policies and indexes: what is given to `quest(...)` is checked, by name, before the dataclass sees it."""
@@ -84,7 +86,7 @@ def _preset(cls: type, name: str) -> dict[str, Any]:
     presets: dict[str, dict[str, Any]] = getattr(cls, "presets", {})
     if name not in [*presets]:
         unknown(f"preset of {cls.__name__}", name, presets)
-    return {k: v for k, v in presets[name].items() if k != "source"}
+    return {k: v for k, v in presets[name].items() if k not in TOLD}
 
 
 def _fitting(name: str, parameter: str, hint: Any, value: Any) -> Any:

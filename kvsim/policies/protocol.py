@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.codecs.calibration import Sample
 from kvsim.codecs.calibration import save as save_calibration
 from kvsim.codecs.coded import levels
 from kvsim.errors import WrongUse
@@ -81,6 +82,12 @@ class Seen:
     future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
+def older(seen: Seen, residual: int) -> Mask:
+    """[Hkv, n]: live slots but for the newest `residual` of each kv head."""
+    newer = seen.valid.sum(axis=1, keepdims=True) - seen.valid.cumsum(axis=1)
+    return seen.valid & (newer >= residual)
+
+
 @dataclass(frozen=True)
 class Stage:
     """One helping of a cut: the best units by `score` (None: the ranking's), as many as `take` of the budget left buys at `tier`, or of the
@@ -106,7 +113,8 @@ class Ranking:
 
 
 class Codec(Protocol):
-    """A number format for rows. Groups of `tokens` rows are encoded together; 0: all rows that are coded at once.
+    """A number format for rows; codecs.pipeline makes one of stages. Groups of `tokens` rows are encoded together; 0: all rows that are coded
+    at once.
 
     It has roundtrip and layout, when every row costs the same, or else encode:
         roundtrip(x)      [m, rows, d], m groups of rows -> the values a reader would decode, same shape
@@ -116,9 +124,9 @@ class Codec(Protocol):
         bits              nominal bits of a number (else those of the layout)
         at(layer, head)   -> the codec of one kv head, when it was calibrated
         once(dim)         -> bytes that a kv head stores once for all its coded rows
-        check(layer)      raises WrongUse for a layer it has no form for
+        check(layer, dim) raises WrongUse for a layer, or rows of `dim` numbers, that it has no form for
         outliers          the part of the numbers kept exact, which may cost more than they save
-        error(x)          [m, rows, d] -> how far decoding can move each number"""
+        error(x)          [m, rows, d] -> how far decoding can move each number; None: it is not known"""
 
     @property
     def tokens(self) -> int: ...
@@ -139,9 +147,10 @@ class Codecs:
 
     def check(self, layer: Layer) -> None:
         """Raises WrongUse for a layer that one of them has no form for."""
-        for codec in (*levels(self.k), *levels(self.v)):
-            if hasattr(codec, "check"):
-                codec.check(layer)
+        for widths, dim in ((self.k, layer.key_dim), (self.v, layer.value_dim)):
+            for codec in levels(widths):
+                if hasattr(codec, "check"):
+                    codec.check(layer, dim)
 
     @property
     def grows(self) -> bool:
@@ -208,7 +217,9 @@ class Part(metaclass=Checked):
     kind: ClassVar[str] = ""
     act: ClassVar[str] = ""  # one line: what it does
     paper: ClassVar[str] = ""  # where it comes from
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # official defaults: {name: {"source": ..., parameter: value}}
+    presets: ClassVar[
+        dict[str, dict[str, Any]]
+    ] = {}  # official defaults: {name: {"source": ..., "claim": ..., parameter: value}}
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -264,9 +275,10 @@ class Keep(Part):
 
 
 class Store(Part):
-    """At what fidelity a kept row is stored."""
+    """At what fidelity a kept row is stored. exact_layers: attention layers that it leaves alone, as many first as last ones."""
 
     kind = "store"
+    exact_layers: int = 0
 
     @property
     def codecs(self) -> Codecs | None:
@@ -404,5 +416,6 @@ __all__ = [
     "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH",
     "VALUES", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Estimate", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
-    "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "Sums", "View", "Window", "expect", "replace", "save_calibration",
+    "Read", "SSD", "Sample", "Seen", "Span", "Stage", "State", "Store", "Sums", "View", "Window", "expect", "older", "replace",
+    "save_calibration",
 ]  # fmt: skip

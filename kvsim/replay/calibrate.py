@@ -13,7 +13,7 @@ from kvsim import __version__
 from kvsim.errors import WrongUse
 from kvsim.geometry import K_PRE, Layer, Request
 from kvsim.policies.language import parse
-from kvsim.policies.protocol import save_calibration
+from kvsim.policies.protocol import Sample, save_calibration
 from kvsim.policies.read.quest import quest
 from kvsim.policies.rules import gap
 from kvsim.replay import difficulty
@@ -63,24 +63,39 @@ def _codec_of(
     whose = chosen("requests", requests, [r.id for r in opened.requests], opened)
     arrays: dict[str, Floats] = {}
     for layer in (x for x in opened.captured_layers if x.id in mine):
-        rows = [_rows(opened, r, layer, type(store).__name__) for r in opened.requests if r.id in whose]
-        keys, values = (np.concatenate(x, axis=1) for x in zip(*rows, strict=True))
-        arrays |= {f"{layer.id}.{name}": x for name, x in store.calibrate(keys, values).items()}
+        rows = [_rows(opened, r, layer, store) for r in opened.requests if r.id in whose]
+        arrays |= {f"{layer.id}.{name}": x for name, x in store.calibrate(_together(rows)).items()}
     about: dict[str, Any] = {
         "kind": type(store).__name__,
         "kvsim": __version__,
+        "computed": type(store).computed,
         "options": store.calibration_options,
+        "model": (opened.manifest.get("source") or {}).get("model"),
         "trace": {"id": opened.id, "sha256": opened.sha256},
+        "contexts": sorted(r.digest for r in opened.requests if r.id in whose),
         "layers": mine,
         "requests": whose,
     }
     return about, arrays
 
 
-def _rows(trace: Trace, request: Request, layer: Layer, name: str) -> tuple[Floats, Floats]:
-    """Keys before RoPE and values of one request, f64[Hkv, n, d]."""
+def _rows(trace: Trace, request: Request, layer: Layer, store: Any) -> Sample:
+    """What one request has of a layer."""
     lane = trace.lane(request, layer)
-    if lane.k_pre is None:
+    if lane.k_pre is None and K_PRE in store.needs:
         where = f"trace {trace.id}, request {request.id}, layer {layer.id}"
+        name = type(store).__name__
         raise WrongUse(f"{name} is calibrated on keys before RoPE, which {where} does not have; capture with {K_PRE.option}")
-    return widen(lane.k_pre).astype(np.float64), widen(lane.v).astype(np.float64)
+    k, v, pre = (None if x is None else widen(x).astype(np.float64) for x in (lane.k, lane.v, lane.k_pre))
+    assert k is not None
+    assert v is not None
+    q = np.concatenate([widen(lane.window_q), widen(lane.q)]).astype(np.float64)
+    by_head = q.reshape(len(q), layer.kv_heads, layer.group, -1).swapaxes(0, 1).reshape(layer.kv_heads, len(q) * layer.group, -1)
+    return Sample(k, v, by_head, pre)
+
+
+def _together(rows: Sequence[Sample]) -> Sample:
+    """The rows of several requests as those of one."""
+    k, v, q = (np.concatenate([getattr(x, name) for x in rows], axis=1) for name in ("keys", "values", "queries"))
+    pre = [x.keys_pre for x in rows if x.keys_pre is not None]
+    return Sample(k, v, q, np.concatenate(pre, axis=1) if len(pre) == len(rows) else None)

@@ -22,6 +22,7 @@ from kvsim.geometry import (
     rope_problem,
 )  # fmt: skip
 from kvsim.policies import allocate
+from kvsim.policies.calibrated import Calibrated
 from kvsim.policies.parameters import written
 from kvsim.policies.protocol import Chain
 from kvsim.policies.rules import Rule, gap
@@ -77,12 +78,9 @@ def _foreign(trace: Trace, r: Request, layer: Layer, chain: Chain) -> None:
             )
         for head in range(layer.kv_heads):
             rule.weights(layer.id, head)
-    for part in chain.parts:
-        made_from = getattr(part, "made_from", None)
-        if made_from and made_from.get("sha256") == trace.sha256:
-            raise WrongUse(
-                f"{type(part).__name__}: its calibration was made from the trace that is replayed, {trace.id}; calibrate on another one"
-            )
+    store = chain.part("store")
+    if isinstance(store, Calibrated) and (problem := store.foreign_to(trace.id, trace.sha256, r.digest)):
+        raise WrongUse(problem)
 
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvsim.codecs.nuq import coder, learned, nearest, of_keys, of_values, thresholds
+from kvsim.codecs.nuq import coder as grid
+from kvsim.codecs.nuq import learned, nearest, of_keys, of_values, thresholds
+from kvsim.codecs.pipeline import pipeline
+
+
+def coder(*given):
+    return pipeline(grid=grid(*given))
+
 
 ROW = np.array([-1, -0.6, -0.5, -0.1, 0, 0.2, 0.4, 0.5, 0.9, 8])
 LEVEL = np.array([-1, -0.3, 0.2, 1])

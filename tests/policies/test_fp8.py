@@ -7,6 +7,7 @@ import pytest
 
 from kvsim import fp8
 from kvsim.codecs.floats import e4m3
+from kvsim.codecs.pipeline import pipeline
 from kvsim.conformance import check_policy
 from kvsim.errors import WrongUse
 from tests.engine.lanes import by_step, lane, run
@@ -21,7 +22,11 @@ def test_all_but_the_newest_are_coded():
 
 
 def test_codecs():
-    assert (fp8().codecs.k, fp8(scale="none", v_bits=16).codecs.k, fp8(v_bits=16).codecs.v) == (e4m3(True), e4m3(False), None)
+    assert (fp8().codecs.k, fp8(scale="none", v_bits=16).codecs.k, fp8(v_bits=16).codecs.v) == (
+        pipeline(grid=e4m3(True)),
+        pipeline(grid=e4m3(False)),
+        None,
+    )
 
 
 def test_half_the_bytes_of_sixteen_bits():

@@ -12,6 +12,7 @@ import pytest
 from kvsim import kvquant
 from kvsim.codecs.calibration import save
 from kvsim.codecs.nuq import coder, nearest, of_keys, of_values
+from kvsim.codecs.pipeline import pipeline
 from kvsim.conformance import check_policy
 from kvsim.conformance import lane as conformance_lane
 from kvsim.engine.evolve import evolve
@@ -68,7 +69,7 @@ def test_every_head_is_coded_by_its_own_ranges(source, file):
     codec = policy.codecs.k
     record = evolve(source, policy)
     assert record is not None
-    arrays = codec.calibration.arrays
+    arrays = codec.grid.calibration.arrays
     for h in range(2):
         x = source.k_pre[h].astype(float)
         low, high, offset, span = arrays["3.k.edges"][h]
@@ -84,7 +85,7 @@ def test_every_byte_is_counted(source, file):
     codecs = kvquant(calibration=file).codecs
     plans = {(h, s): {*p} for h, s, p in zip(got["plans"]["q_head"], got["plans"]["step"], got["plans"]["pages"], strict=True)}
     for h in range(2):
-        sides = [(codecs.k.at(3, h), source.k_pre[h]), (codecs.v.at(3, h), source.v[h])]
+        sides = [(codecs.k.at(source.layer, h), source.k_pre[h]), (codecs.v.at(source.layer, h), source.v[h])]
         coded = [codec.encode(x.astype(float)[:, None]) for codec, x in sides]
         tables = sum(codec.once(8) for codec, _ in sides)
         assert tables == 2 * (8 + 4 * 8) + 2 * 8
@@ -146,5 +147,5 @@ def test_refused(file, source, tmp_path):
 def test_a_coder_has_no_state(source):
     x = source.v[0].astype(float)[:, None]
     level = of_values(x.swapaxes(0, 1), 2, 0.05)["v.level"]
-    one = coder(2, 0.05, level)
+    one = pipeline(grid=coder(2, 0.05, level))
     assert np.array_equal(one.encode(x).values, np.concatenate([one.encode(row[None]).values for row in x]))

@@ -208,7 +208,7 @@ def test_encoding_what_was_decoded_changes_nothing_where_the_ends_are_codes(bits
     x = np.random.default_rng(seed).standard_normal((4, rows, 6)) * size
     codec = minmax(bits, "tokens", rows)
     once = codec.roundtrip(x)
-    zero, step = codec._scale(x.min(1), x.max(1))
+    zero, step = codec.grid._scale(x.min(1), x.max(1))
     ends = np.isclose(once.min(1), zero) & np.isclose(once.max(1), zero + step * (2**bits - 1))
     again = codec.roundtrip(once)
     assert np.allclose(np.where(ends[:, None], again - once, 0), 0, atol=1e-12 * max(1, size))

@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 
+import kvsim
 from kvsim import cli
-from kvsim.codecs.calibration import load
+from kvsim.codecs.calibration import Sample, load
 from kvsim.errors import WrongUse
+from kvsim.policies.store.oscar_cov import mixed, query_covariance, value_covariance
 from kvsim.replay.calibrate import calibrate
 from kvsim.replay.run import replay
 from kvsim.synth.generate import synthesize
@@ -88,3 +90,42 @@ def test_a_trace_without_keys_before_rope_is_refused(tmp_path):
     bare = synthesize(tmp_path / "bare", layers=1, prompt=20, steps=2, without=("k_pre",))
     with pytest.raises(WrongUse, match=r"calibrated on keys before RoPE, which trace .* does not have; capture with --k-pre"):
         calibrate(open_trace(bare.path), "kvquant()", tmp_path / "c")
+
+
+# ------------------------------------------------------------------------------------------------ a rotation
+@pytest.fixture(scope="module")
+def basis(other, tmp_path_factory):
+    return calibrate(other, "oscar_cov()", tmp_path_factory.mktemp("files") / "basis.npz")
+
+
+def test_a_file_says_what_it_is_and_where_from(other, basis):
+    about = load(str(basis)).about
+    assert about["trace"] == {"id": other.id, "sha256": other.sha256}
+    assert about["contexts"] == [other.requests[0].digest]
+    assert about["kvsim"] == kvsim.__version__
+    assert about["model"] == other.manifest["source"].get("model")
+    assert "rotation" in about["computed"]
+
+
+def test_a_rotation_is_that_of_the_queries_of_each_group(other, basis):
+    """Those of the prompt's end and of every step, a kv head's group together."""
+    layer = other.captured_layers[1]
+    lane = other.lane(other.requests[0], layer)
+    q = np.concatenate([lane.window_q, lane.q]).astype(float)
+    groups = [q[:, h * layer.group : (h + 1) * layer.group].reshape(-1, layer.key_dim) for h in range(layer.kv_heads)]
+    sample = Sample(lane.k.astype(float), lane.v.astype(float), np.stack(groups))
+    arrays = load(str(basis)).arrays
+    assert np.allclose(arrays[f"{layer.id}.k.rotation"], mixed(query_covariance(sample)), atol=1e-6)
+    assert np.allclose(arrays[f"{layer.id}.v.rotation"], mixed(value_covariance(sample)), atol=1e-6)
+
+
+def test_a_rotation_is_replayed_elsewhere_and_at_home_only_when_told(other, trace, basis, tmp_path):
+    policy = f'oscar_cov(sinks=4, recent=8, calibration="{basis}"'
+    run = replay(trace, f"{policy})", tmp_path / "run", workers=1, strict=True)
+    assert 0 < run.heads["rel_l2"].mean() < 1
+    with pytest.raises(
+        WrongUse, match=r"oscar_cov: its calibration was made from the trace that is replayed, .* or say in_sample=True"
+    ):
+        replay(other, f"{policy})", tmp_path / "home")
+    home = replay(other, f"{policy}, in_sample=True)", tmp_path / "home", workers=1)
+    assert "in_sample=True" in home.info["policies"][0]["id"]

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from kvsim.codecs.minmax import minmax
+from kvsim.codecs.minmax import uniform
+from kvsim.codecs.pipeline import grouped, pipeline
 from kvsim.geometry import Need
 from kvsim.policies import scores
 from kvsim.policies.parameters import written
@@ -102,7 +103,8 @@ class qevict(Keep):
 
     @property
     def codecs(self) -> Codecs:  # type: ignore[override]  # a field of its base, here derived from bits and window
-        keys, values = minmax(self.bits, "tokens", self.window), minmax(self.bits, "channels")
+        keys = pipeline(group=grouped("tokens", self.window), grid=uniform(self.bits))
+        values = pipeline(grid=uniform(self.bits))
         reused = self.requantise == "never"
         return Codecs(keys, values, keys=self.domain, ledger=reused, shadow=self.promotion == "shadow")
 

@@ -72,7 +72,7 @@ class quest(Read):
         if isinstance(self.read, Rule) and self.read.certifies:
             proof = f'keys="recon" or "expanded", because {type(self.read).__name__}() proves by bounds of the keys that are read'
             expect(self, "index", keys != "exact", f"{proof}, and they are coded")
-        known = hasattr(codecs.k, "error") and codecs.keys == "post"
+        known = getattr(codecs.k, "error", None) is not None and codecs.keys == "post"
         expect(
             self,
             "index",

@@ -6,7 +6,8 @@ from dataclasses import InitVar, dataclass
 from typing import ClassVar, Literal
 
 from kvsim.codecs.floats import e4m3
-from kvsim.policies.protocol import Codecs, Mask, Seen, Store, expect
+from kvsim.codecs.pipeline import pipeline
+from kvsim.policies.protocol import Codecs, Mask, Seen, Store, expect, older
 from kvsim.policies.store.kivi import EXACT
 
 
@@ -36,10 +37,9 @@ class fp8(Store):
 
     @property
     def codecs(self) -> Codecs:
-        codec = e4m3(self.scale == "token")
+        codec = pipeline(grid=e4m3(self.scale == "token"))
         return Codecs(None if self.k_bits == EXACT else codec, None if self.v_bits == EXACT else codec)
 
     def place(self, seen: Seen) -> tuple[Mask, Mask]:
-        newer = seen.valid.sum(axis=1, keepdims=True) - seen.valid.cumsum(axis=1)
-        old = seen.valid & (newer >= self.residual)
+        old = older(seen, self.residual)
         return old & (self.k_bits != EXACT), old & (self.v_bits != EXACT)

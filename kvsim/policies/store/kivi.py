@@ -6,9 +6,10 @@ Both are counted over the tokens still held."""
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from kvsim.codecs.minmax import minmax
+from kvsim.codecs.minmax import uniform
+from kvsim.codecs.pipeline import grouped, pipeline
 from kvsim.policies.protocol import CODED, FULL, Codecs, Mask, Seen, Store, expect
 
 EXACT = 16
@@ -42,11 +43,12 @@ class kivi(Store):
 
     @property
     def codecs(self) -> Codecs:
-        k, v = self._codec(self.k_bits, "tokens"), self._codec(self.v_bits, "channels")
-        return Codecs(k, v)
+        return Codecs(self._codec(self.k_bits, "tokens"), self._codec(self.v_bits, "channels"))
 
-    def _codec(self, bits: int | None, axis: str) -> minmax | None:
-        return None if bits in (None, EXACT) else minmax(bits, axis, self.group, self.pack)
+    def _codec(self, bits: int | None, axis: Literal["tokens", "channels"]) -> pipeline | None:
+        if bits is None or bits == EXACT:
+            return None
+        return pipeline(group=grouped(axis, self.group), grid=uniform(bits), pack=self.pack)
 
     def place(self, seen: Seen) -> tuple[Mask, Mask]:
         waiting = seen.valid & (seen.k == FULL)

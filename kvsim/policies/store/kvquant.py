@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.codecs.calibration import MAKE, Calibration, load
+from kvsim.codecs.calibration import Sample
 from kvsim.codecs.nuq import nuq, of_keys, of_values
-from kvsim.errors import WrongUse
+from kvsim.codecs.pipeline import pipeline
 from kvsim.geometry import Need
-from kvsim.policies.parameters import written
-from kvsim.policies.protocol import K_PRE, Codecs, Mask, Seen, Store, expect
+from kvsim.policies.calibrated import Calibrated
+from kvsim.policies.protocol import K_PRE, Codecs, Mask, Seen, expect
 from kvsim.policies.store.kivi import EXACT
 
 
 @dataclass(frozen=True, kw_only=True)
-class kvquant(Store):
+class kvquant(Calibrated):
     """Deviations: levels by k-means without Fisher weights, which a trace has not; values in ranges per kv head, where the authors' span all
     heads of a token, so that more of a short row are outliers; no Q-Norm and no cap on outliers."""
 
+    computed = "per layer k.edges [Hkv, 4, d] (thresholds, offset, range of each channel before RoPE), k.level and v.level (learned levels)"
     act = "codes keys before RoPE per channel in calibrated ranges and values per token, outliers exact"
     paper = "Hooper et al., KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization, arXiv 2401.18079"
     presets: ClassVar = {
@@ -40,6 +41,7 @@ class kvquant(Store):
     outliers: float = 0.01
     first: int = 0  # first positions that stay exact
     calibration: str | None = None  # FILE, shown as FILE@ and the first digits of its sha256
+    in_sample: bool = field(default=False, repr=False)  # whether it may be of the trace that is replayed
 
     def __post_init__(self, bits: int) -> None:
         for side in ("k_bits", "v_bits"):
@@ -48,9 +50,7 @@ class kvquant(Store):
             expect(self, side, getattr(self, side) in (*range(1, 9), EXACT), f"1 to 8 bits, or {EXACT} for exact")
         expect(self, "outliers", 0 <= self.outliers < 0.5, "a part of the numbers, 0 to below 0.5")
         expect(self, "first", self.first >= 0, "0 tokens or more")
-        if self.calibration is not None:
-            file = self._load()
-            object.__setattr__(self, "calibration", f"{file.path}@{file.digest}")
+        self.pinned()
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -58,42 +58,25 @@ class kvquant(Store):
 
     @property
     def codecs(self) -> Codecs:
-        if self.calibration is None:
-            raise WrongUse(f"kvquant(calibration=None): expected a calibration file of another trace; {MAKE}")
-        file = self._load()
+        file = self.loaded()
         k, v = (
-            None if b in (None, EXACT) else nuq(b, self.outliers, side, file)
+            None if b in (None, EXACT) else pipeline(grid=nuq(b, self.outliers, side, file))
             for side, b in (("k", self.k_bits), ("v", self.v_bits))
         )
         return Codecs(k, v, keys="pre")
 
     @property
-    def made_from(self) -> dict[str, Any] | None:
-        """The trace of the calibration: id and sha256."""
-        return None if self.calibration is None else self._load().about["trace"]
-
-    @property
     def calibration_options(self) -> dict[str, Any]:
-        """What the numbers of a calibration depend on."""
         return {"k_bits": self.k_bits, "v_bits": self.v_bits, "outliers": self.outliers}
 
-    def calibrate(self, keys: NDArray[np.float64], values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """The numbers of one layer from its keys before RoPE and its values, [Hkv, n, d]."""
+    def calibrate(self, sample: Sample) -> dict[str, NDArray[np.float64]]:
+        """From keys before RoPE and values."""
         found: dict[str, NDArray[np.float64]] = {}
-        for bits, learn, x in ((self.k_bits, of_keys, keys), (self.v_bits, of_values, values)):
-            if bits is not None and bits != EXACT:
+        for bits, learn, x in ((self.k_bits, of_keys, sample.keys_pre), (self.v_bits, of_values, sample.values)):
+            if bits is not None and bits != EXACT and x is not None:
                 found |= learn(x, bits, self.outliers)
         return found
 
     def place(self, seen: Seen) -> tuple[Mask, Mask]:
         later = seen.valid & (seen.pos >= self.first)
         return later & (self.k_bits != EXACT), later & (self.v_bits != EXACT)
-
-    def _load(self) -> Calibration:
-        assert self.calibration is not None
-        file = load(self.calibration)
-        kind, options = file.about.get("kind"), file.about.get("options")
-        if kind != "kvquant" or options != self.calibration_options:
-            mine = ", ".join(f"{n}={written(x)}" for n, x in self.calibration_options.items())
-            raise WrongUse(f"calibration {file.path} was made for {kind} with {options}, and this is kvquant({mine}); {MAKE}")
-        return file

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from kvsim.codecs.minmax import minmax
-from kvsim.codecs.scaled import channel_scaled
+from kvsim.codecs.minmax import uniform
+from kvsim.codecs.pipeline import grouped, pipeline
+from kvsim.codecs.scale import channel_divisor
 from kvsim.geometry import Need
 from kvsim.policies.protocol import (
     ATTENTION,
@@ -73,10 +74,10 @@ class zipcache(Store):
 
     @property
     def codecs(self) -> Codecs:
-        widths = (self.high, self.low)
-        return Codecs(
-            tuple(minmax(bits, "tokens") for bits in widths), tuple(channel_scaled(minmax(bits, "channels")) for bits in widths)
-        )
+        grids = [uniform(bits) for bits in (self.high, self.low)]
+        keys = (pipeline(group=grouped("tokens"), grid=grid) for grid in grids)
+        values = (pipeline(scale=channel_divisor(), grid=grid) for grid in grids)
+        return Codecs(tuple(keys), tuple(values))
 
     def looks(self, step: int) -> bool:
         return (step + 1) % self.period == 0
