@@ -25,7 +25,7 @@ def lost(heads: pl.DataFrame, line: str | pl.Expr = "policy", at: str | pl.Expr 
 
 def billed(run: Tables, line: str | pl.Expr = "policy", at: str | pl.Expr = "at") -> pl.DataFrame:
     """-> rows of bytes read and bytes resident, index and metadata included, as shares of what full attention reads and holds."""
-    ledger = run("ledger").with_columns(whole=_whole(run))
+    ledger = run("ledger").with_columns(whole=whole(run))
     read, held = pl.col(ROWS) + side_bytes(), pl.sum_horizontal(RESIDENT)
     return rows(ledger, {"bytes read": share(read, "whole"), "bytes resident": share(held, "whole")}, line, at)
 
@@ -34,7 +34,7 @@ def at_bytes(run: Tables, shares: Sequence[float]) -> pl.DataFrame:
     """-> role, policy, layer, q_head, share, mass_recall, rel_l2: of every query head where the rows of the pages that its group reads together,
     and the index scanned for it, are this share of the bytes that full attention reads; straight between a policy's own budgets. Shares that
     some layer of the policy does not reach are left out."""
-    cost = run("ledger").with_columns(whole=_whole(run)).group_by(UNIT)
+    cost = run("ledger").with_columns(whole=whole(run)).group_by(UNIT)
     each = cost.agg(side_bytes().cast(pl.Float64).mean().alias("side"), pl.col("whole").cast(pl.Float64).mean())
     curves = run("curves").join(each, on=UNIT).with_columns(share=(pl.col("read_bytes_mean") + pl.col("side")) / pl.col("whole"))
     found = []
@@ -53,7 +53,7 @@ def bytes_for(run: Tables, mass: float) -> pl.DataFrame:
     """-> role, policy, layer, rows, index, whole: the fewest bytes of rows that the group's heads read together until their mean recall is
     `mass`, and of summaries scanned, as shares of what full attention reads; all rows where no budget is enough. whole: bytes of that, of
     one kv head."""
-    cost = run("ledger").with_columns(whole=_whole(run)).group_by(UNIT)
+    cost = run("ledger").with_columns(whole=whole(run)).group_by(UNIT)
     each = cost.agg(side_bytes().cast(pl.Float64).mean().alias("side"), pl.col("whole").cast(pl.Float64).mean())
     budgets = run("curves").group_by(*UNIT, "pages").agg(pl.col("mass_recall_mean", "read_bytes_mean").cast(pl.Float64).mean())
     first = pl.col("read_bytes_mean").filter(pl.col("mass_recall_mean") >= mass).min()
@@ -73,6 +73,6 @@ def _at(curve: pl.DataFrame, column: str, shares: Sequence[float]) -> list[float
     return np.interp(shares, curve["share"], curve[column].cast(pl.Float64), left=np.nan, right=np.nan).tolist()
 
 
-def _whole(run: Tables) -> pl.Expr:
+def whole(run: Tables) -> pl.Expr:
     row = pl.col("layer").replace_strict(run.row_bytes(), return_dtype=pl.Int64)
     return pl.col("visible_tokens").cast(pl.Int64) * row

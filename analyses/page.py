@@ -29,6 +29,7 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
         f"The notes: {c.notes} {words.numbers(c, of)} {words.read_as(c)} {words.verdict(of)}".replace("**", "")
         for c, of in judged
     ]
+    tables = [Table(question.title, *question.table(cells)[:2], notes=question.table(cells)[2])] if question.table and cells else []
     counted = Table("Cells", ("cell", "contexts"), [(f.cell, str(len(f.contexts))) for f in cells], notes=_notes(mine))
     facts = [
         ("command", command),
@@ -38,7 +39,7 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
         ("replay", "open loop: queries come from the run with full attention, so no task was solved with these policies"),
     ]
     sections = [
-        Section("Found", text=found or ["Nothing: no cell has enough contexts."]),
+        Section("Found", text=found or ["Nothing: no cell has enough contexts."], blocks=tables),
         Section("Measurements", blocks=figures),
         Section("Claim by claim", text=claims),
         Section("What this rests on", facts=facts, blocks=[counted]),

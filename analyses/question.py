@@ -23,6 +23,7 @@ from kvsim.report.html import Figure
 SHORT = ("needle/short/smollm2", "reversal/short/smollm2", "plain/short/smollm2")
 WIDE = "needle/short/gemma3"  # keys of 256 channels, one kv head, most layers with a window
 LONG = "needle/long/smollm2"
+Tabled = tuple[list[str], list[list[str]], list[str]]
 CLOSE = 1e-4  # a row measured again is the same up to so much of 1 + its size: other BLAS builds round otherwise
 
 
@@ -45,7 +46,8 @@ class Chart:
 @dataclass(frozen=True)
 class Question:
     """measure: a context -> rows without cell and context (analyses.figures.rows); cells: those of the study that findings rest on; labels:
-    lines that the page's switch may single out; part: contexts of each cell that are measured again by `make analyses`."""
+    lines that the page's switch may single out; part: contexts of each cell that are measured again by `make analyses`; table: cells -> columns,
+    rows and footnotes of a table that README and page show after the findings."""
 
     name: str
     title: str
@@ -56,6 +58,7 @@ class Question:
     cells: Sequence[str] = SHORT
     labels: Sequence[str] = ()
     part: int = 1
+    table: Callable[[Sequence[Figures]], Tabled] | None = None
 
     @property
     def folder(self) -> Path:

@@ -65,11 +65,17 @@ def block(question: Question, cells: Sequence[Figures]) -> str:
         f"{i}. *The notes:* {c.notes}\n   {numbers(c, found)}\n   {' '.join(filter(None, [read_as(c), verdict(found)]))}"
         for i, (c, found) in enumerate(judged, 1)
     ]
+    table = _table(*question.table(cells)) if question.table and cells else ""
     rests = "; ".join(f"{f.cell} ({len(f.contexts)})" for f in cells)
     return (
-        "**Found**\n\n" + "\n".join(findings) + "\n\n**Claim by claim**, with 95 % intervals over contexts\n\n" + "\n".join(claims)
+        "**Found**\n\n" + "\n".join(findings) + table + "\n\n**Claim by claim**, with 95 % intervals over contexts\n\n" + "\n".join(claims)
         + f"\n\nCells (contexts): {rests}. Command: `{question.command}`."
     )  # fmt: skip
+
+
+def _table(columns: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    lines = [" | ".join(row) for row in (columns, ["---"] * len(columns), *body)]
+    return "\n\n" + "\n".join(f"| {line} |" for line in lines) + "\n\n" + "\n".join(f"{i}. {x}" for i, x in enumerate(notes, 1))
 
 
 def rewritten(readme: str, text: str) -> str:

@@ -1,0 +1,27 @@
+"""The same methods in a running model: who reads gets the budget at which replays billed the same bytes."""
+
+from __future__ import annotations
+
+from analyses.contexts import identity
+from analyses.frontier.methods import KEEPS, READS, STORES
+from analyses.question import Numbers
+
+SHARES = {"25%": 0.25, "50%": 0.5}
+ANSWERS = "needle/short/smollm2: answer"
+CLOSED = frozenset({"oracle of keeping", "h2o with moments"})  # the future, and what is no row: replays alone have them
+
+
+def policies(numbers: Numbers) -> dict[str, tuple[str, str]]:
+    """{expression: (method, bytes)}. qevict gets the budget of its rows: its scales come on top, as the table's footnote says."""
+    [cell] = [f for f in numbers.figures() if f.cell == ANSWERS]
+    out = {e.format(x=x): (n, at) for n, e in KEEPS.items() if n not in CLOSED for at, x in SHARES.items()}
+    for n, e in READS.items():
+        for at in SHARES:
+            if cell.has("read: budget", n, at):
+                out[e.format(x=round(float(cell("read: budget", n, at)[0]), 3))] = (n, at)
+    return out | {e: (n, "own bytes") for n, e in STORES.items()}
+
+
+def labels(numbers: Numbers) -> dict[str, tuple[str, str]]:
+    """The same by the policy's identity in a study's tables."""
+    return {identity(e): label for e, label in policies(numbers).items()}

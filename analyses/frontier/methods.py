@@ -1,0 +1,43 @@
+"""Every method that is compared: {label: expression}, {x} standing for the share of tokens that it may hold or read."""
+
+from __future__ import annotations
+
+KEEPS = {
+    "streaming_llm": "streaming_llm(hold=share({x}))",
+    "h2o": "h2o(hold=share({x}))",
+    "tova": "tova(hold=share({x}))",
+    "snapkv": "snapkv(hold=share({x}))",
+    "adakv": "adakv(hold=share({x}))",
+    "criticalkv": "criticalkv(hold=share({x}))",
+    "defensivekv": "defensivekv(hold=share({x}))",
+    "knorm": "knorm(hold=share({x}))",
+    "caote on h2o": "caote(hold=share({x}))",
+    "caote on snapkv": "caote(hold=share({x}), base='snapkv')",
+    "pools": "pools(hold=share({x}))",
+    "h2o with moments": "h2o(hold=share({x})) >> moments()",
+    "qevict": "qevict(hold=share({x}))",
+    "oracle of keeping": "oracle_keep(hold=share({x}))",
+    "random tokens": "random_keep(hold=share({x}))",
+}
+ONCE = frozenset({"snapkv", "adakv", "criticalkv", "defensivekv", "caote on snapkv"})  # evict after the prompt alone: later rows come on top
+MORE = ONCE | {"qevict", "h2o with moments"}  # hold other bytes than those of their budget in rows
+READS = {
+    "quest": "quest(read=share({x}))",
+    "quest, pages of 8": "quest(read=share({x}), page=8)",
+    "sphere": "quest(read=share({x}), index=sphere())",
+    "digest": "quest(read=share({x}), index=digest())",
+    "block mean": "quest(read=share({x}), index=block_mean())",
+    "recency": "recency(read=share({x}))",
+    "oracle of reading": "oracle(read=share({x}))",
+    "random pages": "random_read(read=share({x}))",
+}
+STORES = {
+    "kivi, 2 bits": "kivi(bits=2, residual=32)",
+    "kivi, 4 bits": "kivi(bits=4, residual=32)",
+    "zipcache": "zipcache()",
+    "oscar_ots, 2 bits": "oscar_ots()",
+    "turboquant k3v4": "turboquant(preset='vllm_k3v4_nc')",
+    "turboquant 4 bits": "turboquant(preset='vllm_4bit_nc')",
+    "int4": "int4()",
+    "fp8": "fp8()",
+}
