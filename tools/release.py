@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("python3.11", "python3.12", "python3.13")
-KEPT = (".cache/kvsim",)  # what may stay in HOME, as docs/index.md says
+KEPT = (".cache/kvsim",)  # what may stay in HOME (docs/footguns.md)
 CONSUMER = """
 from pathlib import Path
 
@@ -82,11 +82,22 @@ def use(place: Path, python: str, wheel: Path) -> None:
     assert "error" not in said, said
     size = (place / "demo.html").stat().st_size
     run([bin / "pip", "uninstall", "-q", "-y", "kvsim"], place)
-    left = {p for p in place.rglob("*kvsim*") if p not in before and "home" not in p.relative_to(place).parts}
+    left = {p for p in place.rglob("*kvsim*") if p not in before and "home" not in p.relative_to(place).parts and not compiled(p)}
     home = {str(p.relative_to(place / "home")) for p in (place / "home").rglob("*") if p.is_file()}
-    strange = sorted(h for h in home if not h.startswith(KEPT) and not h.startswith((".cache/pip", ".cache/matplotlib")))
+    strange = sorted(
+        h for h in home if not h.startswith(KEPT) and not h.startswith((".cache/pip", ".cache/matplotlib", ".rustup"))
+    )
     stays = f"left by kvsim: {[str(x) for x in left] or 'nothing'}, in HOME: {strange or 'nothing'}"
     print(f"{python}: demo.html {size / 1e6:.1f} MB, types checked; {stays}", flush=True)
+
+
+def compiled(path: Path) -> bool:
+    """Nothing but what numba and Python compiled, which they put beside the code: pip does not know of it (docs/footguns.md)."""
+    return (
+        all(p.is_dir() or p.parent.name == "__pycache__" for p in path.rglob("*"))
+        if path.is_dir()
+        else path.parent.name == "__pycache__"
+    )
 
 
 def lowest(place: Path, python: str, wheel: Path) -> None:

@@ -36,8 +36,8 @@ STORES = {
     "kivi, 4 bits": "kivi(bits=4, residual=32)",
     "zipcache": "zipcache()",
     "oscar_ots, 2 bits": "oscar_ots()",
-    "turboquant k3v4": "turboquant(preset='vllm_k3v4_nc')",
-    "turboquant 4 bits": "turboquant(preset='vllm_4bit_nc')",
+    "turboquant k3v4": "turboquant(preset='k3v4_nc')",
+    "turboquant 4 bits": "turboquant(preset='4bit_nc')",
     "int4": "int4()",
     "fp8": "fp8()",
 }
