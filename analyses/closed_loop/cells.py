@@ -29,7 +29,7 @@ def keeps(*shares: float) -> list[str]:
 MANY = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 16, 1 / 8), *keeps(1 / 4, 1 / 2), *KIVI, RANDOM)
 FEW = (*quest(1 / 16, 1 / 8, 1 / 4, 1 / 2), *oracle(1 / 8), *keeps(1 / 2), *KIVI, RANDOM)
 SINKS = tuple(f"streaming_llm(hold=share(0.25), sinks={n})" for n in (0, 1, 4, 16))
-CELLS = ("512", "1024", "2048", "gemma3", "layers", "inject")
+CELLS = ("512", "1024", "2048", "gemma3", "layers", "inject", "frontier")
 
 
 def cell(name: str, out: Path) -> Asked:
@@ -47,4 +47,9 @@ def cell(name: str, out: Path) -> Asked:
     if name == "inject":  # what finding the evidence would be worth, in the layers whose evidence foretells most
         some = (*quest(1 / 16, 1 / 8, 1 / 4), RANDOM, *keeps(1 / 2))
         return Asked(SMOLLM2, some, where, n=8, context=512, answer=6, inject=range(10, 25), open_loop=False)
+    if name == "frontier":  # every method at equal bytes: analyses/frontier, which is measured first
+        from analyses.frontier.live import policies
+        from analyses.frontier.question import QUESTION
+
+        return Asked(SMOLLM2, tuple(policies(QUESTION.kept)), where, n=20, context=512, answer=6, open_loop=False)
     return Asked(SMOLLM2, FEW, where, n=20, context=int(name), answer=6, open_loop=False)
