@@ -35,6 +35,7 @@ WO_NORM = Need("wo_norm", "--wo-norm")
 KEY_NORM = Need("key_norm")
 KEYS = Need("keys")
 VALUES = Need("values")
+QUERIES = Need("queries", ATTENTION.option)
 
 
 def Window(rows: int) -> Need:

@@ -29,6 +29,7 @@ SHIPPED = {
     "knorm": "knorm(hold=tokens(15))",
     "oracle_keep": "oracle_keep(hold=tokens(15))",
     "pools": "pools(hold=tokens(18), sinks=1, recent=5)",
+    "r_kv": "r_kv(hold=tokens(20), window=4, period=6)",
     "random_keep": "random_keep(hold=tokens(15), seed=3)",
     "offload": "offload(device=pages(3)) >> quest(read=pages(2), page=4)",
     "oracle": "oracle(read=pages(2), page=4)",

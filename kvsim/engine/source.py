@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import FUTURE, KEY_NORM, KEYS, PREFILL_MASS, VALUES, WO_NORM, Layer, Need, Request, Span
+from kvsim.geometry import FUTURE, KEY_NORM, KEYS, PREFILL_MASS, QUERIES, VALUES, WO_NORM, Layer, Need, Request, Span
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32, to_float64
 
@@ -166,9 +166,8 @@ class Prefix:
 
     def window(self, rows: int) -> NDArray[np.float64]:
         """f64[min(rows, prompt), Hq, n]: attention of the last prompt queries, in float64: a cut cannot be decided again later."""
-        self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
-        rows = min(rows, self.stop)
-        q = self._source.window_q[len(self._source.window_q) - rows :].astype(np.float64)
+        q = self._window_q(rows)
+        rows = len(q)
         t, lay = np.arange(self.stop - rows, self.stop), self.layer
         pos = np.arange(self.first, self.stop)
         out = np.empty((rows, lay.q_heads, len(pos)))
@@ -178,6 +177,18 @@ class Prefix:
                 row = h * lay.group + g
                 out[:, row] = self._source.attention(h, g, q[:, row], t, keys, self.first)
         return out
+
+    def last_queries(self, rows: int) -> NDArray[np.float64]:
+        """f64[min(rows, prompt), Hkv, G, d]: the last prompt queries, oldest first."""
+        self._declared("queries", QUERIES in self.needs)
+        q = self._window_q(rows)
+        return q.reshape(len(q), self.layer.kv_heads, self.layer.group, -1)
+
+    def _window_q(self, rows: int) -> NDArray[np.float64]:
+        """f64[min(rows, prompt), Hq, d]."""
+        self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
+        first = len(self._source.window_q) - min(rows, self.stop)
+        return self._source.window_q[first:].astype(np.float64)
 
     def wo_norm(self) -> NDArray[np.float64]:
         """f64[Hq, n]: L1 norm of each query head's output projection of the value."""
@@ -260,6 +271,8 @@ class Sight:
     def at(self, i: int, pos: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """After the i-th captured step (-1: after prefill), fields of protocol.Seen for slots at pos i64[Hkv, n]; 0 where there is none."""
         src, found = self.source, {}
+        if QUERIES in self.needs and i >= 0:
+            found["q"] = src.q[i].astype(np.float64).reshape(src.layer.kv_heads, src.layer.group, -1)
         if KEY_NORM in self.needs:
             found["key_norm"] = _taken(src.key_norms, pos)
         for need, name, told in ((KEYS, "k", "keys"), (VALUES, "v", "values")):

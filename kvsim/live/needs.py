@@ -18,6 +18,7 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    QUERIES,
     TRUTH,
     VALUES,
     WO_NORM,
@@ -31,7 +32,7 @@ from kvsim.policies.language import Policy
 from kvsim.policies.protocol import Chain
 from kvsim.policies.rules import gap
 
-SUPPLIED = frozenset({ATTENTION, TRUTH, PREFILL_MASS, KEY_NORM, KEYS, VALUES, ALL_LAYERS})
+SUPPLIED = frozenset({ATTENTION, TRUTH, PREFILL_MASS, QUERIES, KEY_NORM, KEYS, VALUES, ALL_LAYERS})
 
 
 def attended(anatomy: Anatomy, kv_dtype: str | None = None) -> list[Layer]:

@@ -30,6 +30,7 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    QUERIES,
     TRUTH,
     VALUES,
     WO_NORM,
@@ -78,6 +79,7 @@ class Seen:
     key_norm: Floats | None = None  # [Hkv, n]: L2 norm of the key; KEY_NORM
     keys: Floats | None = None  # [Hkv, n, d]: as captured, whatever a store made of them, 0 where there is none; KEYS
     values: Floats | None = None  # [Hkv, n, dv]: likewise; VALUES
+    q: Floats | None = None  # [Hkv, G, d]: the queries of the newest token; QUERIES
     future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
@@ -159,6 +161,7 @@ class Prefix(Protocol):
     def mass(self) -> Floats: ...  # [Hq, n]: attention mass of all prompt queries on each key; PREFILL_MASS
     def queries(self) -> Floats: ...  # [Hkv, n]: how many prompt queries saw each key
     def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
+    def last_queries(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hkv, G, d], oldest first; QUERIES and Window(rows)
     def wo_norm(self) -> Floats: ...  # [Hq, n]: L1 norm of each query head's output projection of the value; WO_NORM
     def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
     def keys(self) -> Floats: ...  # [Hkv, n, d]; KEYS
@@ -215,7 +218,8 @@ class Part(metaclass=Checked):
         return frozenset()
 
     def looks(self, step: int) -> bool:
-        """With ATTENTION in needs: whether the probabilities of this step are looked at, and so billed."""
+        """Whether the rows beside and the queries that `needs` names are looked at after this step; with ATTENTION, its probabilities too,
+        which are billed then."""
         return True
 
     def beside(self, chain: Chain) -> None:
@@ -365,8 +369,8 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH",
-    "VALUES", "WO_NORM",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "QUERIES",
+    "TRUTH", "VALUES", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
     "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

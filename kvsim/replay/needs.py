@@ -13,6 +13,7 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    QUERIES,
     TRUTH,
     VALUES,
     WO_NORM,
@@ -113,7 +114,7 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
         problem = (
             f"the last {rows} prompt queries, the window captured has {supply.window_rows}" if supply.window_rows < rows else ""
         )
-    elif need == ATTENTION:
+    elif need in (ATTENTION, QUERIES):
         some = spans(supply.steps[:4].tolist())
         problem = "" if supply.contiguous else f"every decode step in turn, and the steps captured have gaps ({some}, ...)"
     elif need == ALL_LAYERS:
