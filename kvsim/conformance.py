@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.engine.run import Columns, Job, run_layer
 from kvsim.engine.source import Source
 from kvsim.errors import KvsimError, WrongUse
-from kvsim.geometry import FUTURE, Layer, Request
+from kvsim.geometry import FUTURE, Layer, QueryStats, Request
 from kvsim.policies import allocate
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
@@ -61,9 +61,10 @@ def lane(
     request = Request(0, prompt, total, "synthetic", np.zeros(total, np.int8))
     at = np.arange(steps)
     mass = np.abs(draw(kv_heads * group, prompt)).astype(np.float32)
-    return Source(
-        layer, request, k, v, at, prompt + at, q, window, k_pre, mass, np.abs(draw(kv_heads * group, total)).astype(np.float32)
-    )
+    norm = np.abs(draw(kv_heads * group, total)).astype(np.float32)
+    spread = draw(kv_heads * group, dim, dim).astype(np.float32)
+    stats = QueryStats(draw(kv_heads * group, dim).astype(np.float32), spread @ spread.swapaxes(1, 2) / dim, 0, prompt)
+    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, norm, stats)
 
 
 def _rows(chain: Chain, source: Source, *beside: Chain) -> tuple[Rows, Rows]:
@@ -278,9 +279,11 @@ def _turned(chain: Chain, source: Source) -> str:
     assert source.k_pre is not None
     assert source.mass is not None
     assert source.wo_norm is not None
+    assert source.q_stats is not None
+    stats = dataclasses.replace(source.q_stats, mean=source.q_stats.mean[q], covariance=source.q_stats.covariance[q])
     turned = dataclasses.replace(
         source, k=source.k[kv], v=source.v[kv], k_pre=source.k_pre[kv], q=source.q[:, q], window_q=source.window_q[:, q],
-        mass=source.mass[q], wo_norm=source.wo_norm[q], _one={},
+        mass=source.mass[q], wo_norm=source.wo_norm[q], q_stats=stats, _one={},
     )  # fmt: skip
     ledger, heads = _rows(chain, source)
     expected = {c: x[kv] for c, x in ledger.items()}, {c: x[q] for c, x in heads.items()}

@@ -22,6 +22,7 @@ SHIPPED = {
     "criticalkv": "criticalkv(hold=tokens(20), window=5)",
     "defensivekv": "defensivekv(hold=tokens(20), window=5)",
     "everything": "everything()",
+    "expected_attention": "expected_attention(hold=tokens(20))",
     "fp8": "fp8(residual=3)",
     "full": "full()",
     "h2o": "h2o(hold=tokens(18), sinks=1, decay=0.9)",

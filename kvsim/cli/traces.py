@@ -124,6 +124,7 @@ def _capture_options(p: argparse.ArgumentParser) -> None:
         "wo-norm": "value norms",
     }.items():
         keep.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True, help=kept)
+    keep.add_argument("--q-stats", action="store_true", help="mean and covariance of the prompt queries before RoPE")
     keep.add_argument("--compression", choices=("none", "zstd"), default="none", help="zstd for archives")
     how = p.add_argument_group("how it runs")
     how.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of the model (default: its own; GGUF: float32)")

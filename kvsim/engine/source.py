@@ -12,7 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import FUTURE, KEY_NORM, KEYS, PREFILL_MASS, QUERIES, VALUES, WO_NORM, Layer, Need, Request, Span
+from kvsim.geometry import (
+    FUTURE,
+    KEY_NORM,
+    KEYS,
+    PREFILL_MASS,
+    Q_STATS,
+    QUERIES,
+    VALUES,
+    WO_NORM,
+    Layer,
+    Need,
+    QueryStats,
+    Request,
+    Span,
+)
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32, to_float64
 
@@ -37,6 +51,7 @@ class Source:
     k_pre: Raw | None = None
     mass: NDArray[np.float32] | None = None
     wo_norm: NDArray[np.float32] | None = None
+    q_stats: QueryStats | None = None
     _one: dict[str, Any] = field(default_factory=dict, repr=False)  # the float32 copies of one kv head at a time
 
     @cached_property
@@ -210,6 +225,13 @@ class Prefix:
         """f64[Hkv, n, dv]: the values."""
         self._declared("values", VALUES in self.needs)
         return self._rows("v")
+
+    def q_stats(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean f64[Hq, d] and covariance f64[Hq, d, d] of the prompt queries before RoPE."""
+        self._declared("q_stats", Q_STATS in self.needs)
+        stats = self._source.q_stats
+        assert stats is not None
+        return stats.mean.astype(np.float64), stats.covariance.astype(np.float64)
 
     def _rows(self, name: str) -> NDArray[np.float64]:
         pos = np.arange(self.first, self.stop)

@@ -18,6 +18,7 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    Q_STATS,
     QUERIES,
     TRUTH,
     VALUES,
@@ -105,6 +106,8 @@ def _unsupplied(need: Need, layer: Layer, anatomy: Anatomy) -> str | None:
         return None
     if need == FUTURE:
         return "a running model has none; replay a trace for it"
+    if need == Q_STATS:
+        return rope_problem(layer.rope)
     if need == WO_NORM:
         return None if layer.id in anatomy.projections else "no plain output projection reads this layer's attention"
     if need == K_PRE:

@@ -30,6 +30,7 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    Q_STATS,
     QUERIES,
     TRUTH,
     VALUES,
@@ -166,6 +167,9 @@ class Prefix(Protocol):
     def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
     def keys(self) -> Floats: ...  # [Hkv, n, d]; KEYS
     def values(self) -> Floats: ...  # [Hkv, n, dv]; VALUES
+    def q_stats(
+        self,
+    ) -> tuple[Floats, Floats]: ...  # mean [Hq, d], covariance [Hq, d, d] of the prompt queries before RoPE; Q_STATS
     def future(self) -> Floats: ...  # [Hkv, n]: dense attention that all decode steps pay, summed over the group; FUTURE
     def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
 
@@ -370,7 +374,7 @@ class Chain:
 
 __all__ = [
     "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "QUERIES",
-    "TRUTH", "VALUES", "WO_NORM",
+    "Q_STATS", "TRUTH", "VALUES", "WO_NORM",
     "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
     "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

@@ -23,4 +23,5 @@ def source_of(lane: Lane) -> Source:
         k_pre=lane.k_pre,
         mass=lane.mass,
         wo_norm=lane.wo_norm,
+        q_stats=lane.q_stats,
     )

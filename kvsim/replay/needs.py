@@ -13,6 +13,7 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    Q_STATS,
     QUERIES,
     TRUTH,
     VALUES,
@@ -24,7 +25,7 @@ from kvsim.geometry import (
 )  # fmt: skip
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
-from kvsim.policies.protocol import Chain
+from kvsim.policies.protocol import Chain, Part
 from kvsim.policies.rules import Rule, gap
 from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
@@ -89,9 +90,8 @@ def _foreign(trace: Trace, r: Request, layer: Layer, chain: Chain) -> None:
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
     """What a chain cannot be given in one (request, layer), in words."""
     for part in chain.parts:
-        codecs = getattr(part, "codecs", None)
-        if codecs and codecs.keys == "pre" and (problem := rope_problem(layer.rope)):
-            yield f"{type(part).__name__} codes keys before RoPE: {problem}"
+        if (turns := _turns(part)) and (problem := rope_problem(layer.rope)):
+            yield f"{type(part).__name__} {turns}: {problem}"
         for need in sorted(part.needs, key=str):
             if problem := _missing(need, asked, r, layer, supply):
                 yield f"{type(part).__name__} needs {need}: {problem}"
@@ -105,6 +105,14 @@ def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply
             yield f"{type(part).__name__} codes rows at every decode step: {gaps}"
         if isinstance(part, offload):
             yield f"offload moves pages at every decode step: {gaps}"
+
+
+def _turns(part: Part) -> str:
+    """What a part does that needs a RoPE which can be applied again."""
+    codecs = getattr(part, "codecs", None)
+    if codecs and codecs.keys == "pre":
+        return "codes keys before RoPE"
+    return "turns queries by RoPE" if Q_STATS in part.needs else ""
 
 
 def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply) -> str | None:
@@ -125,8 +133,9 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
     elif need in (TRUTH, FUTURE, KEY_NORM, KEYS, VALUES):
         problem = ""
     else:
-        tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm}
+        tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm, Q_STATS: supply.q_stats}
         what = {PREFILL_MASS: "the prefill table is", K_PRE: "keys before RoPE are", WO_NORM: "the values table is"}
+        what[Q_STATS] = "statistics of the prompt queries are"
         if need not in tables:
             return "no trace has it"
         problem = "" if tables[need] else f"{what[need]} not in the trace"

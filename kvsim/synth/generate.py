@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvsim.errors import WrongUse
 from kvsim.geometry import ITEMSIZE, Layer, Request
 from kvsim.trace.bits import narrow, widen
+from kvsim.trace.moments import Moments
 from kvsim.trace.open import Trace, open_trace
 from kvsim.trace.reference import attend
 from kvsim.trace.write import TraceWriter
@@ -66,6 +67,7 @@ def synthesize(
     softcap: float | None = None,
     learned_sinks: bool = False,
     without: Collection[str] = (),
+    q_stats: bool = False,
     segment: int | None = None,
     compression: str = "none",
 ) -> Trace:
@@ -75,7 +77,7 @@ def synthesize(
     role 1) and of the answer (roles 2 and 3). workload: who looks at which of them, and when (WORKLOADS); swing: steps between two turns of an
     oscillation, which it asks for (0: none). captured: ids of the layers with rows (None: all);
     window: every layer slides; stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one);
-    without: of OPTIONAL."""
+    without: of OPTIONAL; q_stats: with that table, too."""
     if head_dim < 4:
         raise WrongUse(f"head_dim={head_dim}: expected 4 or more, two numbers for position and two for content")
     bounds = {
@@ -134,6 +136,8 @@ def synthesize(
                     lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype, workload, swing)
                     chosen = np.concatenate([np.arange(-min(window_rows, prompt), 0), np.arange(0, steps, stride)])
                     _write(writer, r, spec, lane, chosen, segment, set(OPTIONAL) - set(without))
+                    if q_stats:
+                        _write_stats(writer, r, spec, lane)
     return open_trace(path)
 
 
@@ -269,6 +273,13 @@ def _write(
     if "prefill_mass" in optional:
         pos = np.arange(r.prompt)
         w.prefill(*at, _mass(x, r, layer), np.minimum(r.prompt - pos, layer.window or r.prompt))
+
+
+def _write_stats(w: TraceWriter, r: Request, layer: Layer, x: _Planted) -> None:
+    moments = Moments(layer)
+    moments.add(widen(x.q[: r.prompt]).astype(np.float32).swapaxes(0, 1), 0)
+    if stats := moments.stats():
+        w.q_stats(r.id, layer.id, stats)
 
 
 def _attended(x: _Planted, t: NDArray[np.int64], layer: Layer) -> tuple[Doubles, Doubles]:

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
-from kvsim.geometry import ITEMSIZE, Layer, Request
-from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, kv_schema, q_schema
+from kvsim.geometry import ITEMSIZE, Layer, QueryStats, Request
+from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, kv_schema, q_schema, q_stats_schema
 from kvsim.trace.bits import Raw
 from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
+from kvsim.trace.moments import stats_of
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
 from kvsim.trace.shapes import layers_of, requests_of
 
@@ -37,6 +38,7 @@ class Supply:
     prefill_mass: bool
     k_pre: bool
     wo_norm: bool
+    q_stats: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,7 @@ class Lane:
     wo_norm: Floats | None  # [Hq, T] L1 norm of each head's output projection of v
     out: Raw | None  # [N, Hq, value_dim] attention output as captured
     lse: Floats | None  # [N, Hq] log of the softmax denominator as captured
+    q_stats: QueryStats | None  # of the prompt queries before RoPE
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +129,7 @@ class Trace:
             wo_norm=grid(values, "wo_norm", layer.q_heads, request.total, self.partial) if supply.wo_norm else None,
             out=queries.vectors("out", dtype, finite=False)[decode] if queries.has("out") else None,
             lse=queries.numbers("lse")[decode] if queries.has("lse") else None,
+            q_stats=stats_of(self.folder.of("q_stats", *at), layer) if supply.q_stats else None,
         )
 
     def _queries(self, request: Request, layer: Layer) -> Queries:
@@ -140,6 +144,7 @@ class Trace:
             prefill_mass=self._holds(self.folder.of("prefill", *at), layer.q_heads * request.prompt),
             k_pre=layer.rope is None or any("k_pre" in s.columns for s in self.folder.of("kv", *at)),
             wo_norm=self._holds(self.folder.of("values", *at), layer.q_heads * request.total),
+            q_stats=self._holds(self.folder.of("q_stats", *at), layer.q_heads),
         )
 
     def _holds(self, segments: Sequence[Segment], rows: int) -> bool:
@@ -197,7 +202,7 @@ def _reach(folder: Folder, r: Request, layer: Layer, dtype: str) -> int:
 
 def _check_tables(folder: Folder, r: Request, layer: Layer, dtype: str) -> None:
     """The tables of one (request, layer) are there, with the columns and widths that its layer says. Raises BadTrace."""
-    tables = {name: folder.of(name, r.id, layer.id) for name in ("kv", "q", "prefill", "values")}
+    tables = {name: folder.of(name, r.id, layer.id) for name in ("kv", "q", "prefill", "values", "q_stats")}
     for name in ("kv", "q"):
         if not tables[name] and not folder.partial:
             where = f"{folder.root}/{name}/request={r.id}/layer={layer.id}"
@@ -209,6 +214,7 @@ def _check_tables(folder: Folder, r: Request, layer: Layer, dtype: str) -> None:
         "q": q_schema(key, value, "out" in has, lse=False),
         "prefill": PREFILL,
         "values": VALUES,
+        "q_stats": q_stats_schema(layer.key_dim),
     }
     for name, segments in tables.items():
         for s in segments:

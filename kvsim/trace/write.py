@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import ITEMSIZE, Layer, Request
-from kvsim.tables import LAYERS, PREFILL, REQUESTS, TRACE_SCHEMA, VALUES, kv_schema, q_schema
+from kvsim.geometry import ITEMSIZE, Layer, QueryStats, Request
+from kvsim.tables import LAYERS, PREFILL, REQUESTS, TRACE_SCHEMA, VALUES, kv_schema, q_schema, q_stats_schema
 from kvsim.trace.bits import RAW, Raw
 from kvsim.trace.closing import locked, replacing
 from kvsim.trace.folder import DRAFT, Key
@@ -187,6 +187,18 @@ class TraceWriter:
         self._follow("values", request, layer, pos0, pos0 + len(positions))
         columns = _grid("q_head", spec.q_heads, "pos", positions) | {"wo_norm": np.asarray(wo_norm, np.float32).ravel()}
         self._segment("values", request, layer, columns, VALUES)
+
+    def q_stats(self, request: int, layer: int, stats: QueryStats) -> None:
+        """Mean and covariance of the prompt queries before RoPE."""
+        r, spec = self._find(request, layer)
+        for x, shape in ((stats.mean, (spec.key_dim,)), (stats.covariance, (spec.key_dim,) * 2)):
+            if x.dtype != np.float32 or x.shape != (spec.q_heads, *shape):
+                raise WrongUse(f"q_stats are {x.dtype}{list(x.shape)}; expected float32{[spec.q_heads, *shape]}")
+        self._follow("q_stats", request, layer, 0, r.prompt)
+        heads = np.arange(spec.q_heads)
+        columns: Columns = {"q_head": heads, "pos": np.full_like(heads, stats.first), "queries": np.full_like(heads, stats.queries)}
+        columns |= {"mean": stats.mean, "covariance": stats.covariance.reshape(len(heads), -1)}
+        self._segment("q_stats", request, layer, columns, q_stats_schema(spec.key_dim))
 
     # -------------------------------------------------------------------------------------------- what a call must be
     def _find(self, request: int, layer: int) -> tuple[Request, Layer]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.engine.run import Job, run_layer
 from kvsim.engine.source import Source
-from kvsim.geometry import ITEMSIZE, Layer, Request, Span
+from kvsim.geometry import ITEMSIZE, Layer, QueryStats, Request, Span
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
 from kvsim.tables import table
@@ -51,7 +51,9 @@ def lane(
     spans = tuple(Span(f"s{i}", a, b, "evidence") for i, (a, b) in enumerate(evidence) if b <= total)
     request = Request(7, prompt, total, "synthetic", rng.integers(0, 4, total).astype(np.int8), spans)
     mass = rng.random((q_heads, prompt)).astype(np.float32)
-    return Source(layer, request, k, v, at, prompt + at, q, window_q, k_pre, mass, np.abs(draw(q_heads, total)))
+    norm, mean = np.abs(draw(q_heads, total)), draw(q_heads, key_dim)
+    stats = QueryStats(mean, np.tile(np.eye(key_dim, dtype=np.float32), (q_heads, 1, 1)), 0, prompt)
+    return Source(layer, request, k, v, at, prompt + at, q, window_q, k_pre, mass, norm, stats)
 
 
 def stored(x: Any, dtype: str) -> Any:
