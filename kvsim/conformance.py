@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.engine.run import Columns, Job, run_layer
 from kvsim.engine.source import Source
 from kvsim.errors import KvsimError, WrongUse
-from kvsim.geometry import FUTURE, Layer, Request
+from kvsim.geometry import FUTURE, Indexer, Layer, QueryStats, Request
 from kvsim.policies import allocate
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
@@ -61,9 +61,16 @@ def lane(
     request = Request(0, prompt, total, "synthetic", np.zeros(total, np.int8))
     at = np.arange(steps)
     mass = np.abs(draw(kv_heads * group, prompt)).astype(np.float32)
-    return Source(
-        layer, request, k, v, at, prompt + at, q, window, k_pre, mass, np.abs(draw(kv_heads * group, total)).astype(np.float32)
-    )
+    norm = np.abs(draw(kv_heads * group, total)).astype(np.float32)
+    spread = draw(kv_heads * group, dim, dim).astype(np.float32)
+    stats = QueryStats(draw(kv_heads * group, dim).astype(np.float32), spread @ spread.swapaxes(1, 2) / dim, 0, prompt)
+    indexer, before = _indexer(draw, steps, total), draw(*q.shape).astype(np.float32)
+    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, norm, stats, indexer, before)
+
+
+def _indexer(draw: Callable[..., Any], steps: int, total: int) -> Indexer:
+    q, w, k = (draw(*shape).astype(np.float32) for shape in ((steps, 2, 4), (steps, 2), (total, 4)))
+    return Indexer(q, w, k, "relu_weighted")
 
 
 def _rows(chain: Chain, source: Source, *beside: Chain) -> tuple[Rows, Rows]:
@@ -278,9 +285,12 @@ def _turned(chain: Chain, source: Source) -> str:
     assert source.k_pre is not None
     assert source.mass is not None
     assert source.wo_norm is not None
+    assert source.q_stats is not None
+    assert source.before is not None
+    stats = dataclasses.replace(source.q_stats, mean=source.q_stats.mean[q], covariance=source.q_stats.covariance[q])
     turned = dataclasses.replace(
         source, k=source.k[kv], v=source.v[kv], k_pre=source.k_pre[kv], q=source.q[:, q], window_q=source.window_q[:, q],
-        mass=source.mass[q], wo_norm=source.wo_norm[q], _one={},
+        mass=source.mass[q], wo_norm=source.wo_norm[q], q_stats=stats, before=source.before[:, q], _one={},
     )  # fmt: skip
     ledger, heads = _rows(chain, source)
     expected = {c: x[kv] for c, x in ledger.items()}, {c: x[q] for c, x in heads.items()}
@@ -291,19 +301,38 @@ def _shortened(source: Source, steps: int) -> Source:
     total = source.request.prompt + steps
     request = dataclasses.replace(source.request, total=total, roles=source.request.roles[:total])
     cut = {name: getattr(source, name)[:, :total] for name in ("k", "v", "k_pre", "wo_norm")}
+    x = source.indexer
+    assert x is not None
+    assert source.before is not None
+    indexer = dataclasses.replace(x, q=x.q[:steps], w=x.w[:steps], k=x.k[:total])
     return dataclasses.replace(
-        source, request=request, steps=source.steps[:steps], t=source.t[:steps], q=source.q[:steps], _one={}, **cut
+        source,
+        request=request,
+        steps=source.steps[:steps],
+        t=source.t[:steps],
+        q=source.q[:steps],
+        indexer=indexer,
+        before=source.before[:steps],
+        _one={},
+        **cut,
     )
 
 
 def _other_future(source: Source, steps: int) -> Source:
     """The same request up to its first steps; what comes after is that of another."""
     other, total = lane(seed=9), source.request.prompt + steps
-    arrays = {name: getattr(source, name).copy() for name in ("k", "v", "k_pre", "wo_norm", "q")}
+    arrays = {name: getattr(source, name).copy() for name in ("k", "v", "k_pre", "wo_norm", "q", "before")}
     for name, x in arrays.items():
-        after = np.s_[steps:] if name == "q" else np.s_[:, total:]
+        after = np.s_[steps:] if name in ("q", "before") else np.s_[:, total:]
         x[after] = getattr(other, name)[after]
-    return dataclasses.replace(source, _one={}, **arrays)
+    mine, later = source.indexer, other.indexer
+    assert mine is not None
+    assert later is not None
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(mine, name)[:n], getattr(later, name)[n:]])
+        for name, n in (("q", steps), ("w", steps), ("k", total))
+    }
+    return dataclasses.replace(source, indexer=dataclasses.replace(mine, **joined), _one={}, **arrays)
 
 
 LAWS: dict[str, Callable[[Chain], str]] = {

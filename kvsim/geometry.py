@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,10 @@ WO_NORM = Need("wo_norm", "--wo-norm")
 KEY_NORM = Need("key_norm")
 KEYS = Need("keys")
 VALUES = Need("values")
+Q_STATS = Need("q_stats", "--q-stats")
+INDEX = Need("index")  # no capture records it
+BEFORE = Need("queries_before", "--layers all")  # of the attention layer before
+QUERIES = Need("queries", ATTENTION.option)
 
 
 def Window(rows: int) -> Need:
@@ -95,6 +100,12 @@ class Layer:
         """Keys [n, d] as attention sees them at positions [n] -> before RoPE; the inverse of `rotate`."""
         return self._turned(keys, pos, back=True)
 
+    def mean_turn(self, pos: NDArray[np.int64]) -> NDArray[np.float64]:
+        """f64[d, d]: x @ it, for rows x [n, d] before RoPE, is the mean of `rotate(x)` over the positions. Raises WrongUse (rope_problem)."""
+        every = np.eye(self.key_dim)
+        total: NDArray[np.float64] = sum(self.rotate(every, np.full(len(every), p)) for p in pos)  # type: ignore[assignment]
+        return total / len(pos)
+
     def _turned(self, keys: NDArray[np.float64], pos: NDArray[np.int64], back: bool) -> NDArray[np.float64]:
         if self.rope is None:
             return keys
@@ -126,6 +137,31 @@ def rope_problem(rope: str | None) -> str | None:
         layout, scaling = spec.get("layout", "half"), spec.get("scaling")
         return f"rope layout {layout!r}, scaling {scaling!r}: only layout 'half' without scaling can be applied again"
     return None
+
+
+@dataclass(frozen=True, eq=False)
+class QueryStats:
+    """Of a layer's prompt queries before RoPE, per query head: mean f32[Hq, d] and covariance f32[Hq, d, d] over the positions from `first`
+    to the prompt's last, `queries` of them (divided by that many)."""
+
+    mean: NDArray[np.float32]
+    covariance: NDArray[np.float32]
+    first: int
+    queries: int
+
+
+@dataclass(frozen=True, eq=False)
+class Indexer:
+    """What a layer's learned indexer says, one for all its heads: queries q [N, H, d] and weights w f32[N, H] of the captured decode steps,
+    keys k [T, d]. score_fn: the score of a token, "relu_weighted" (sum over heads of w · max(0, q·k)) or "dot" (of w · q·k)."""
+
+    q: NDArray[Any]
+    w: NDArray[np.float32]
+    k: NDArray[Any]
+    score_fn: str
+
+
+SCORE_FNS = ("relu_weighted", "dot")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Asked:
     prefill_mass: bool = True
     k_pre: bool = True
     wo_norm: bool = True
+    q_stats: bool = False
     chunk: int | None = None
     dtype: str | None = None
     device: str = "cpu"
@@ -79,7 +80,7 @@ def command(asked: Asked) -> Iterator[str]:
     given = _read(asked)
     loaded = load(asked.model, asked.dtype, asked.device, asked.attention)
     prompts = prompts_for(asked, given, loaded.tokenizer)
-    keep = Keep(asked.window_rows, asked.prefill_mass, asked.k_pre, asked.wo_norm, asked.every)
+    keep = Keep(asked.window_rows, asked.prefill_mass, asked.k_pre, asked.wo_norm, asked.every, asked.q_stats)
     sampled = None if asked.sample is None else {"rate": asked.sample, "seed": asked.seed}
     how = How(asked.steps, asked.layers, keep, asked.dtype, asked.chunk, asked.compression, asked.max_steps, sampled)
     yield from _planned(list(prompts.values()), planned(loaded.model, list(prompts.values()), how=how), asked)

@@ -14,6 +14,7 @@ from kvsim.capture.recorder import Keep, segment_steps
 from kvsim.capture.writer import ROOM
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.geometry import ITEMSIZE, Layer
+from kvsim.trace.moments import SKIPPED
 from kvsim.trace.write import ROWS
 
 # Bytes of Parquet beside the rows, measured: of a file, of a column in its schema, of a row group's part of a column.
@@ -55,7 +56,7 @@ def plan(
 
 def trace_bytes(captured: Sequence[Layer], prompt: int, steps: int, keep: Keep, chunk: int | None = None) -> dict[str, int]:
     """Bytes on disk, uncompressed, by table, without what is told of the model."""
-    sizes = dict.fromkeys(("kv", "q", "prefill", "values"), 0)
+    sizes = dict.fromkeys(("kv", "q", "prefill", "values", "q_stats"), 0)
     files = [f for layer in captured for f in _files(layer, prompt, steps, keep, chunk or prompt)]
     for f in files:
         sizes[f.table] += FILE + COLUMN * (f.small + len(f.vectors)) + f.rows * (SMALL * f.small + sum(f.vectors))
@@ -138,6 +139,8 @@ def _files(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int) -> Ite
         yield _File("q", n * layer.q_heads, 4, (key, value), layer.kv_heads)
     if keep.prefill_mass:
         yield _File("prefill", prompt * layer.q_heads, 4)
+    if keep.q_stats and prompt > SKIPPED:
+        yield _File("q_stats", layer.q_heads, 3, (4 * layer.key_dim, 4 * layer.key_dim**2))
 
 
 def _parts(n: int, most: int) -> list[int]:

@@ -14,6 +14,7 @@ from kvsim.capture.attention import add_mass, projected_norm, queries_of
 from kvsim.capture.hooks import Call
 from kvsim.capture.staging import Block, Copies
 from kvsim.geometry import ITEMSIZE, Layer
+from kvsim.trace.moments import Moments
 
 SEGMENT_STEPS = 64
 SEGMENT_BYTES = 8 << 20
@@ -31,9 +32,10 @@ class Keep:
     k_pre: bool = True
     wo_norm: bool = True
     every: int = 1  # the queries of one decode step in so many; keys and values of all
+    q_stats: bool = False  # mean and covariance of the prompt queries before RoPE
 
 
-ALL = Keep()  # every need that a policy can ask for
+ALL = Keep()  # every need that a policy can ask for, but q_stats
 
 
 class Recorder:
@@ -100,6 +102,7 @@ class _Lane:
     request: int = REQUEST
     seen: int = 0
     mass: torch.Tensor | None = None
+    moments: Moments | None = None  # of the prompt's queries so far
     keys: list[torch.Tensor] = field(default_factory=list)  # of the prompt so far [Hkv, n, dk], where calls do not bring them
     block: Block = field(init=False)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d] of a step
 
@@ -134,6 +137,8 @@ class _Lane:
         kept = min(new, self.seen - max(0, self.prompt - self.keep.window_rows))
         if kept > 0:
             self._put_q(self.seen - kept, q[:, -kept:], out[:, -kept:])
+        if self.keep.q_stats:
+            self._add_moments(q, start)
         if self.keep.prefill_mass:
             self._add_mass(q, self._prompt_keys(k) if keys is None else keys, start)
 
@@ -167,6 +172,14 @@ class _Lane:
         if len(steps[some]):
             kept = (self.copies.take(x[:, some].transpose(0, 1)) for x in (q, out))
             self.put("q", self.request, self.layer.id, steps[some], *kept)
+
+    def _add_moments(self, q: torch.Tensor, start: int) -> None:
+        self.moments = self.moments or Moments(self.layer)
+        self.moments.add(q.float().cpu().numpy(), start)
+        if self.seen == self.prompt:
+            if stats := self.moments.stats():
+                self.put("q_stats", self.request, self.layer.id, stats)
+            self.moments = None
 
     def _add_mass(self, q: torch.Tensor, k: torch.Tensor, start: int) -> None:
         if self.mass is None:

@@ -26,6 +26,7 @@ def capture(
     prefill_mass: bool = True,
     k_pre: bool = True,
     wo_norm: bool = True,
+    q_stats: bool = False,
     dtype: str | None = None,
     chunk: int | None = None,
     compression: str = "none",
@@ -42,7 +43,7 @@ def capture(
     replaces what an unfinished capture left in `out`; append: one more request of the trace there. Raises WrongUse before the model
     runs or at the forward that cannot be captured; KvsimError when writing fails. After either, what was written is a partial trace,
     or the trace that was there before."""
-    how = How(steps, layers, Keep(window_rows, prefill_mass, k_pre, wo_norm), dtype, chunk, compression)
+    how = How(steps, layers, Keep(window_rows, prefill_mass, k_pre, wo_norm, q_stats=q_stats), dtype, chunk, compression)
     given = prompt_of(prompt)
     with session(model, out, how, source, restart, append) as trace:
         [report] = trace.capture({trace.next: given}, tokenizer)

@@ -70,7 +70,7 @@ class Serving:
 
     def __init__(self, folder: str | Path, engine: Engine, keep: Keep = SHOWN) -> None:
         self.folder, self.engine = Path(folder), engine
-        self.keep = replace(keep, k_pre=False, wo_norm=False)
+        self.keep = replace(keep, k_pre=False, wo_norm=False, q_stats=False)
         self.layers = tuple(x for x in layers_of(engine.rows, engine.dtype, "layers") if x.captured)
         if not self.layers:
             raise WrongUse("no layer to capture; name one or more")

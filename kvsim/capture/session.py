@@ -23,7 +23,7 @@ from kvsim.capture.recorder import ALL, REQUEST, Keep, Recorder
 from kvsim.capture.source import machine, source_of
 from kvsim.capture.writer import Writer
 from kvsim.errors import KvsimError, WrongUse
-from kvsim.geometry import Layer
+from kvsim.geometry import Layer, rope_problem
 from kvsim.trace.write import TraceWriter
 
 
@@ -92,7 +92,8 @@ def session(
         shutil.rmtree(path)
     fresh = not (path / "journal.jsonl").exists()
     rows = [row | {"captured": row["layer"] in {x.id for x in chosen}} for row in anatomy.rows]
-    options = asdict(how.keep) | {"chunk": how.chunk, "steps": how.steps, "max_steps": how.most}
+    kept = {name: x for name, x in asdict(how.keep).items() if name != "q_stats" or x}  # traces begun without it go on without it
+    options = kept | {"chunk": how.chunk, "steps": how.steps, "max_steps": how.most}
     told = machine(model) | {"attention_backend": anatomy.backend, "options": options, "requests_sampled": how.sampled}
     told |= {"layers": [x.id for x in chosen], "heads": "all"}
     told |= {"steps": "all" if how.keep.every == 1 else f"1 of {how.keep.every}"}
@@ -233,6 +234,8 @@ def examined(model: Any, how: How) -> tuple[Anatomy, list[Layer]]:
             raise WrongUse(
                 f"layer {x.id}: its keys before RoPE cannot be had from this model; capture with k_pre=False (--no-k-pre)"
             )
+        if keep.q_stats and (problem := rope_problem(x.rope)):
+            raise WrongUse(f"layer {x.id}: queries cannot be turned back, {problem}; capture with q_stats=False (no --q-stats)")
         if keep.wo_norm and x.id not in anatomy.projections:
             raise WrongUse(
                 f"layer {x.id}: no plain output projection reads its attention, so value norms after it do not exist; capture with "

@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.cli.parsing import Commands, policy_file_option
 from kvsim.cli.printing import load_files, print_json, print_plain
 from kvsim.errors import WrongUse
+from kvsim.geometry import INDEX
 
 
 def policies(args: argparse.Namespace) -> None:
@@ -70,7 +71,8 @@ def _needs(name: str, takes: dict[str, str]) -> dict[str, str]:
         parts = [part for part in parse(f"{name}({required})").parts if type(part).__name__ == name]
     except WrongUse:  # an index, or a parameter that is no budget
         return {}
-    return {str(need): need.option or "any trace" for part in parts for need in sorted(part.needs, key=str)}
+    told = {INDEX: "a trace with the tables index_k and index_q"}
+    return {str(need): need.option or told.get(need, "any trace") for part in parts for need in sorted(part.needs, key=str)}
 
 
 def _print_presets(found: Sequence[dict[str, Any]]) -> None:

@@ -174,14 +174,17 @@ class Bank:
     ) -> Seen:
         """What a policy is shown: views it cannot write to. sight: of the rows beside, after the step at place `index`."""
 
-        def shown(x: NDArray[Any]) -> NDArray[Any]:
-            x = x[..., : self.n].view()
+        def frozen(x: NDArray[Any]) -> NDArray[Any]:
+            x = x.view()
             x.flags.writeable = False
             return x
 
+        def shown(x: NDArray[Any]) -> NDArray[Any]:
+            return frozen(x[..., : self.n])
+
         tiers = shown(self.k), shown(self.v)
         own, pos = None if a is None else shown(a), shown(self.pos)
-        beside: dict[str, Any] = {name: shown(x) for name, x in sight.at(index, pos).items()} if sight else {}
+        beside: dict[str, Any] = {name: frozen(x) for name, x in sight.at(index, pos).items()} if sight else {}
         limits = np.full(len(pos), limit, np.int64)
         return Seen(step, t, pos, shown(self.valid), *tiers, limits, own, **beside)
 

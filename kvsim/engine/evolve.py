@@ -137,8 +137,8 @@ class Life:
     def settle(self, i: int, a: NDArray[np.float64] | None) -> None:
         """What becomes of the rows after the attention of the i-th step, a f64[Hkv, G, slots] over what was read."""
         source, keep, bank, step, looking = self.source, self.keep, self.bank, int(self.source.steps[i]), self.looking(i)
-        t = bank.newest
-        seen = bank.seen(step, t, hold_limit(source, keep, t), a if keep in looking else None, self.sight, i)
+        t, sight = bank.newest, self.sight if keep.looks(step) else None
+        seen = bank.seen(step, t, hold_limit(source, keep, t), a if keep in looking else None, sight, i)
         _place(bank, keep.step(bank.state, seen), seen, keep, self.store, i, a if self.store in looking else None)
 
 

@@ -12,7 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import FUTURE, KEY_NORM, KEYS, PREFILL_MASS, VALUES, WO_NORM, Layer, Need, Request, Span
+from kvsim.geometry import (
+    FUTURE,
+    KEY_NORM,
+    KEYS,
+    PREFILL_MASS,
+    Q_STATS,
+    QUERIES,
+    VALUES,
+    WO_NORM,
+    Indexer,
+    Layer,
+    Need,
+    QueryStats,
+    Request,
+    Span,
+)
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32, to_float64
 
@@ -37,6 +52,9 @@ class Source:
     k_pre: Raw | None = None
     mass: NDArray[np.float32] | None = None
     wo_norm: NDArray[np.float32] | None = None
+    q_stats: QueryStats | None = None
+    indexer: Indexer | None = None  # in float32
+    before: NDArray[np.float32] | None = None  # [N, Hq, d]: queries of the attention layer before, at the same steps
     _one: dict[str, Any] = field(default_factory=dict, repr=False)  # the float32 copies of one kv head at a time
 
     @cached_property
@@ -166,9 +184,8 @@ class Prefix:
 
     def window(self, rows: int) -> NDArray[np.float64]:
         """f64[min(rows, prompt), Hq, n]: attention of the last prompt queries, in float64: a cut cannot be decided again later."""
-        self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
-        rows = min(rows, self.stop)
-        q = self._source.window_q[len(self._source.window_q) - rows :].astype(np.float64)
+        q = self._window_q(rows)
+        rows = len(q)
         t, lay = np.arange(self.stop - rows, self.stop), self.layer
         pos = np.arange(self.first, self.stop)
         out = np.empty((rows, lay.q_heads, len(pos)))
@@ -178,6 +195,18 @@ class Prefix:
                 row = h * lay.group + g
                 out[:, row] = self._source.attention(h, g, q[:, row], t, keys, self.first)
         return out
+
+    def last_queries(self, rows: int) -> NDArray[np.float64]:
+        """f64[min(rows, prompt), Hkv, G, d]: the last prompt queries, oldest first."""
+        self._declared("queries", QUERIES in self.needs)
+        q = self._window_q(rows)
+        return q.reshape(len(q), self.layer.kv_heads, self.layer.group, -1)
+
+    def _window_q(self, rows: int) -> NDArray[np.float64]:
+        """f64[min(rows, prompt), Hq, d]."""
+        self._declared(f"window({rows})", any(n.name == "window" and n.rows >= rows for n in self.needs))
+        first = len(self._source.window_q) - min(rows, self.stop)
+        return self._source.window_q[first:].astype(np.float64)
 
     def wo_norm(self) -> NDArray[np.float64]:
         """f64[Hq, n]: L1 norm of each query head's output projection of the value."""
@@ -199,6 +228,13 @@ class Prefix:
         """f64[Hkv, n, dv]: the values."""
         self._declared("values", VALUES in self.needs)
         return self._rows("v")
+
+    def q_stats(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean f64[Hq, d] and covariance f64[Hq, d, d] of the prompt queries before RoPE."""
+        self._declared("q_stats", Q_STATS in self.needs)
+        stats = self._source.q_stats
+        assert stats is not None
+        return stats.mean.astype(np.float64), stats.covariance.astype(np.float64)
 
     def _rows(self, name: str) -> NDArray[np.float64]:
         pos = np.arange(self.first, self.stop)
@@ -260,6 +296,8 @@ class Sight:
     def at(self, i: int, pos: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """After the i-th captured step (-1: after prefill), fields of protocol.Seen for slots at pos i64[Hkv, n]; 0 where there is none."""
         src, found = self.source, {}
+        if QUERIES in self.needs and i >= 0:
+            found["q"] = src.q[i].astype(np.float64).reshape(src.layer.kv_heads, src.layer.group, -1)
         if KEY_NORM in self.needs:
             found["key_norm"] = _taken(src.key_norms, pos)
         for need, name, told in ((KEYS, "k", "keys"), (VALUES, "v", "values")):

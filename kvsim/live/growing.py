@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.source import Source
-from kvsim.geometry import Layer, Request
+from kvsim.geometry import Layer, QueryStats, Request
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -28,6 +28,7 @@ class Prefix:
     k_pre: Singles | None = None
     mass: Singles | None = None
     wo_norm: Singles | None = None
+    q_stats: QueryStats | None = None
     wide_k: Floats = field(init=False, repr=False)  # k in float64: logits decide, and near ties must not be lost
 
     def __post_init__(self) -> None:
@@ -51,6 +52,7 @@ class Growing(Source):
             k_pre=prefix.k_pre,
             mass=prefix.mass,
             wo_norm=None if prefix.wo_norm is None else _room(prefix.wo_norm, request.total, 1),
+            q_stats=prefix.q_stats,
         )
         self.prefix, self.seen = prefix, request.prompt
         self.tail: dict[str, Singles] = {
@@ -116,6 +118,7 @@ class Growing(Source):
             window_q=self.window_q,
             mass=self.mass,
             wo_norm=None if self.wo_norm is None else self.wo_norm[:, :n],
+            q_stats=self.q_stats,
             **joined,
         )
 

@@ -18,6 +18,8 @@ from kvsim.geometry import (
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    Q_STATS,
+    QUERIES,
     TRUTH,
     VALUES,
     WO_NORM,
@@ -32,7 +34,7 @@ from kvsim.policies.language import Policy
 from kvsim.policies.protocol import Chain
 from kvsim.policies.rules import gap
 
-SUPPLIED = frozenset({ATTENTION, TRUTH, PREFILL_MASS, KEY_NORM, KEYS, VALUES, ALL_LAYERS})
+SUPPLIED = frozenset({ATTENTION, TRUTH, PREFILL_MASS, QUERIES, KEY_NORM, KEYS, VALUES, ALL_LAYERS})
 
 
 def attended(anatomy: Anatomy, kv_dtype: str | None = None) -> list[Layer]:
@@ -110,6 +112,8 @@ def _unsupplied(need: Need, layer: Layer, anatomy: Anatomy) -> str | None:
         return None
     if need == FUTURE:
         return "a running model has none; replay a trace for it"
+    if need == Q_STATS:
+        return rope_problem(layer.rope)
     if need == WO_NORM:
         return None if layer.id in anatomy.projections else "no plain output projection reads this layer's attention"
     if need == K_PRE:

@@ -17,7 +17,7 @@ from kvsim.capture.hooks import attending
 from kvsim.capture.layers import Anatomy, cached
 from kvsim.capture.prompt import Prompt
 from kvsim.capture.recorder import Keep, Recorder
-from kvsim.geometry import K_PRE, PREFILL_MASS, WO_NORM, Layer, Need
+from kvsim.geometry import K_PRE, PREFILL_MASS, Q_STATS, WO_NORM, Layer, Need, QueryStats
 from kvsim.live.growing import Prefix
 from kvsim.trace.bits import widen
 
@@ -25,7 +25,7 @@ from kvsim.trace.bits import widen
 def recorded(needs: frozenset[Need], prompt: int) -> Keep:
     """What a prefill has to keep for policies of these needs."""
     rows = max((n.rows for n in needs if n.name == "window"), default=0)
-    return Keep(min(rows, prompt), PREFILL_MASS in needs, K_PRE in needs, WO_NORM in needs)
+    return Keep(min(rows, prompt), PREFILL_MASS in needs, K_PRE in needs, WO_NORM in needs, q_stats=Q_STATS in needs)
 
 
 @dataclass(eq=False)
@@ -93,8 +93,12 @@ class Gathered:
     """Rows that a Recorder would have put into a trace, once they have left the device (capture.staging)."""
 
     parts: dict[tuple[str, int], list[NDArray[np.float32]]] = field(default_factory=dict)
+    stats: dict[int, QueryStats] = field(default_factory=dict)
 
     def put(self, table: str, request: int, layer: int, *rows: Any) -> None:
+        if table == "q_stats":
+            self.stats[layer] = rows[0]
+            return
         if table == "kv":
             _, k, v, k_pre = rows
             named = {"k": k, "v": v, "k_pre": k_pre}
@@ -124,4 +128,5 @@ class Gathered:
             k_pre=joined("k_pre", 1),
             mass=joined("mass", 1),
             wo_norm=joined("wo_norm", 1),
+            q_stats=self.stats.get(layer.id),
         )

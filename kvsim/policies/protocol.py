@@ -26,11 +26,15 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import (
     ALL_LAYERS,
     ATTENTION,
+    BEFORE,
     FUTURE,
+    INDEX,
     K_PRE,
     KEY_NORM,
     KEYS,
     PREFILL_MASS,
+    Q_STATS,
+    QUERIES,
     TRUTH,
     VALUES,
     WO_NORM,
@@ -79,6 +83,7 @@ class Seen:
     key_norm: Floats | None = None  # [Hkv, n]: L2 norm of the key; KEY_NORM
     keys: Floats | None = None  # [Hkv, n, d]: as captured, whatever a store made of them, 0 where there is none; KEYS
     values: Floats | None = None  # [Hkv, n, dv]: likewise; VALUES
+    q: Floats | None = None  # [Hkv, G, d]: the queries of the newest token; QUERIES
     future: Floats | None = None  # [Hkv, n]: dense attention that all later steps pay, summed over the group; FUTURE
 
 
@@ -168,12 +173,26 @@ class Prefix(Protocol):
     def mass(self) -> Floats: ...  # [Hq, n]: attention mass of all prompt queries on each key; PREFILL_MASS
     def queries(self) -> Floats: ...  # [Hkv, n]: how many prompt queries saw each key
     def window(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hq, n]: attention of the last prompt queries; Window(rows)
+    def last_queries(self, rows: int) -> Floats: ...  # [min(rows, prompt), Hkv, G, d], oldest first; QUERIES and Window(rows)
     def wo_norm(self) -> Floats: ...  # [Hq, n]: L1 norm of each query head's output projection of the value; WO_NORM
     def key_norm(self) -> Floats: ...  # [Hkv, n]: L2 norm of the key; KEY_NORM
     def keys(self) -> Floats: ...  # [Hkv, n, d]; KEYS
     def values(self) -> Floats: ...  # [Hkv, n, dv]; VALUES
+    def q_stats(
+        self,
+    ) -> tuple[Floats, Floats]: ...  # mean [Hq, d], covariance [Hq, d, d] of the prompt queries before RoPE; Q_STATS
     def future(self) -> Floats: ...  # [Hkv, n]: dense attention that all decode steps pay, summed over the group; FUTURE
     def by_kv_head(self, x: Floats) -> Floats: ...  # [Hq, n] -> [Hkv, n], summed over the group
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learned indexer says of N steps and of P pages of one token: geometry.Indexer, its rows of these. One for the whole layer."""
+
+    q: Floats  # [N, H, d]
+    w: Floats  # [N, H]
+    k: Floats  # [P, d]
+    score_fn: str
 
 
 @dataclass(frozen=True)
@@ -188,6 +207,8 @@ class View:
     summary: dict[str, NDArray[Any]]  # arrays [Hkv, P, ...] made by the index
     where: tuple[int, ...]  # request, layer, first kv head: for seeds only
     truth: Callable[[str], Floats] | None = None  # truth("mass" | "logit") -> [N, Hkv, G, P]; only with TRUTH
+    learned: Learned | None = None  # only with INDEX, which needs pages of one token
+    before: Floats | None = None  # [N, Hkv, G, d]: the queries of the attention layer before, heads as here; only with BEFORE
 
 
 class Index(Protocol):
@@ -226,7 +247,8 @@ class Part(metaclass=Checked):
         return frozenset()
 
     def looks(self, step: int) -> bool:
-        """With ATTENTION in needs: whether the probabilities of this step are looked at, and so billed."""
+        """Whether the rows beside and the queries that `needs` names are looked at after this step; with ATTENTION, its probabilities too,
+        which are billed then."""
         return True
 
     def beside(self, chain: Chain) -> None:
@@ -363,6 +385,7 @@ class Read(Part):
 
     def __post_init__(self) -> None:
         expect(self, "page", self.page >= 1, "a page size of 1 token or more")
+        expect(self, "page", self.page == 1 or INDEX not in self.needs, "1 with a learned indexer, which scores tokens")
         expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
         expect(self, "recent", self.recent >= 0, "0 tokens or more")
         expect(self, "refresh", self.refresh == "never" or self.refresh >= 1, 'a number of steps, 1 or more, or "never"')
@@ -373,6 +396,11 @@ class Read(Part):
 
     def score(self, view: View) -> Floats:
         """[N, Hkv, G, P], higher is read first; no state."""
+        raise NotImplementedError
+
+    def index_row_bytes(self, dim: int, itemsize: int) -> int:
+        """With INDEX in needs: bytes of a token's index key of `dim` numbers, stored and scanned once for the layer. itemsize: of the dtype that
+        is billed."""
         raise NotImplementedError
 
 
@@ -413,9 +441,8 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "TRUTH",
-    "VALUES", "WO_NORM",
-    "Budget", "Chain", "Codec", "Codecs", "Estimate", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
-    "Read", "SSD", "Sample", "Seen", "Span", "Stage", "State", "Store", "Sums", "View", "Window", "expect", "older", "replace",
-    "save_calibration",
+    "ALL_LAYERS", "ATTENTION", "BEFORE", "CODED", "FULL", "FUTURE", "GONE", "HOST", "INDEX", "K_PRE", "KEYS", "KEY_NORM", "KINDS",
+    "PREFILL_MASS", "QUERIES", "Q_STATS", "TRUTH", "VALUES", "WO_NORM", "Budget", "Chain", "Codec", "Codecs", "Estimate", "Forced", "Hold",
+    "Index", "Keep", "Layer", "Learned", "Levels", "Need", "Part", "Prefix", "Ranking", "Read", "SSD", "Sample", "Seen", "Span", "Stage",
+    "State", "Store", "Sums", "View", "Window", "expect", "older", "replace", "save_calibration",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
-from kvsim.geometry import Layer, Request, rope_problem
+from kvsim.geometry import Layer, QueryStats, Request, rope_problem
 from kvsim.places import file_hash, names_in
 from kvsim.trace.bits import widen
 from kvsim.trace.bundled import trace_place
@@ -28,6 +28,7 @@ OUT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 0.25}
 LSE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 0.5}
 ROTATED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 MASS = 0.01  # of the number of queries
+SYMMETRIC = 1e-5  # of the largest number of a covariance, which is stored in float32
 STEPS = 16  # attended at a time
 
 
@@ -102,6 +103,8 @@ def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
     for head in range(layer.kv_heads):
         yield from (f"{where}, {problem}" for problem in _attention(lane, head))
         yield from (f"{where}, kv head {head}: {problem}" for problem in _rotation(lane, head))
+    if lane.q_stats is not None:
+        yield from (f"{where}: {problem}" for problem in _moments(lane.q_stats, request.prompt))
     if lane.mass is not None:
         yield from (f"{where}: {problem}" for problem in _masses(lane, lane.mass))
         yield from _counts(trace.folder.of("prefill", request.id, layer.id), lane)
@@ -149,6 +152,16 @@ def _rotation(lane: Lane, kv_head: int) -> Iterator[str]:
     error = np.linalg.norm(rotated - k) / max(float(np.linalg.norm(k)), 1e-300)
     if not error <= ROTATED[lane.dtype]:
         yield f"`k` is {error:.2g} away from `k_pre` under the rope of the layers table; expected {ROTATED[lane.dtype]:g}"
+
+
+def _moments(stats: QueryStats, prompt: int) -> Iterator[str]:
+    """A covariance is symmetric, and no direction varies by less than nothing; the queries are those from `first` on."""
+    if not 0 <= stats.first < prompt or stats.queries != prompt - stats.first:
+        yield f"q_stats are of {stats.queries} queries from position {stats.first}; expected {prompt - stats.first}, to the prompt's end"
+    for head, c in enumerate(stats.covariance.astype(np.float64)):
+        size = max(float(np.abs(c).max()), 1e-300)
+        if np.abs(c - c.T).max() > SYMMETRIC * size or np.linalg.eigvalsh((c + c.T) / 2).min() < -SYMMETRIC * size * len(c):
+            yield f"q head {head}: the covariance of q_stats is none; expected a symmetric matrix without negative eigenvalues"
 
 
 def _masses(lane: Lane, mass: NDArray[np.float32]) -> Iterator[str]:

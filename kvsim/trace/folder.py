@@ -28,7 +28,9 @@ FOOTER = 16 << 10  # bytes read from the end of an object; a longer footer takes
 DRAFT = b"kvsim.manifest"  # footer key of the layers table: the manifest as known before the capture completed
 AGAIN = "copy or capture it again"
 FINITE = "expected finite numbers, capture again"
-TABLE = re.compile(r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet")
+TABLE = re.compile(
+    r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values|q_stats|index_k|index_q)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet"
+)
 
 Key = tuple[str, int, int]  # table, request, layer; -1 where a table has none
 

@@ -18,6 +18,7 @@ from kvsim.capture.layers import turns
 from kvsim.capture.prompt import CONTEXT, FORCED, FREE, QUESTION, Prompt
 from kvsim.capture.rotary import Turned
 from kvsim.capture.run import capture, recording
+from kvsim.errors import WrongUse
 from kvsim.geometry import Span
 from kvsim.trace.bits import widen
 from kvsim.trace.check import check_trace
@@ -168,6 +169,30 @@ def test_keys_before_rope_are_those_the_model_projects(tmp_path):
         assert mine.k_pre is not None
         np.testing.assert_allclose(mine.k_pre, theirs.detach(), atol=1e-5)
         assert not np.allclose(mine.k, mine.k_pre, atol=1e-2)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_statistics_of_prompt_queries_are_those_of_what_the_model_projects(tmp_path, chunk):
+    for family, module in (("llama", "q_proj"), ("qwen3", "q_norm")):
+        model, seen = tiny.model(family), []
+        capture(model, tiny.tokens(PROMPT), tmp_path / family, steps=2, q_stats=True, chunk=chunk)
+        layer = model.model.layers[1].self_attn
+        hook = getattr(layer, module).register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
+        with torch.no_grad():
+            model(torch.tensor([tiny.tokens(PROMPT)]))
+        hook.remove()
+        theirs = seen[0].detach().reshape(PROMPT, 6, 8).transpose(0, 1).double().numpy()[:, 4:]
+        stats = lanes(tmp_path / family)[1].q_stats
+        assert stats is not None
+        assert (stats.first, stats.queries) == (4, PROMPT - 4)
+        for head, rows in enumerate(theirs):
+            np.testing.assert_allclose(stats.mean[head], rows.mean(axis=0), atol=1e-5)
+            np.testing.assert_allclose(stats.covariance[head], np.cov(rows.T, bias=True), atol=1e-5)
+
+
+def test_queries_that_cannot_be_turned_back_have_no_statistics(tmp_path):
+    with pytest.raises(WrongUse, match=r"layer 0: queries cannot be turned back, rope layout .* --q-stats"):
+        capture(tiny.model("deepseek_v3"), tiny.tokens(8), tmp_path / "t", steps=2, k_pre=False, q_stats=True)
 
 
 def test_value_norms_are_those_of_each_heads_part_of_the_output_projection(tmp_path):

@@ -121,13 +121,14 @@ def test_a_disk_that_is_too_small_is_told_before(tmp_path, monkeypatch):
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_the_estimate_is_what_it_takes(family, chunk, tmp_path):
     model, latent = tiny.model(family), family == "deepseek_v3"
-    for name, keep in {"all": Keep(k_pre=not latent), "least": Keep(0, False, False, False)}.items():
+    for name, keep in {"all": Keep(k_pre=not latent, q_stats=not latent), "least": Keep(0, False, False, False)}.items():
         plan = planned(model, IDS, steps=70, keep=keep, chunk=chunk)
         options = {
             "window_rows": keep.window_rows,
             "prefill_mass": keep.prefill_mass,
             "k_pre": keep.k_pre,
             "wo_norm": keep.wo_norm,
+            "q_stats": keep.q_stats,
         }
         report = capture(model, IDS, tmp_path / name, steps=70, chunk=chunk, **options)
         assert plan.total_bytes == pytest.approx(report.bytes, rel=0.03)

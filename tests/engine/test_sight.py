@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kvsim.geometry import FUTURE, KEY_NORM, KEYS, VALUES, WO_NORM
+from kvsim.geometry import FUTURE, KEY_NORM, KEYS, QUERIES, VALUES, WO_NORM, Window
 from kvsim.policies.protocol import Keep, Ranking, State
 from kvsim.units import tokens
 from tests.engine.lanes import chain, lane, run
@@ -21,7 +21,7 @@ LOOKS: list = []
 class looking(Keep):
     """Drops all but seven tokens, by a score that leaves holes."""
 
-    wants: frozenset = frozenset({WO_NORM, KEY_NORM, KEYS, VALUES, FUTURE})
+    wants: frozenset = frozenset({WO_NORM, KEY_NORM, KEYS, VALUES, QUERIES, Window(3), FUTURE})
     hold = tokens(7)
 
     @property
@@ -33,7 +33,7 @@ class looking(Keep):
         if self.wants:
             LOOKS.append(
                 {name: getattr(prefix, name)() for name in ("wo_norm", "key_norm", "keys", "values", "future")}
-                | {"where": prefix.where}
+                | {"where": prefix.where, "last_queries": prefix.last_queries(3)}
             )
         return State(), self.step(State(), seen, first=True)
 
@@ -48,9 +48,9 @@ def clean():
     LOOKS.clear()
 
 
-@pytest.mark.parametrize("window", [None, 9])
-def test_every_slot_shows_its_own_row(window):
-    source = lane(prompt=15, steps=10, group=3, window=window, dtype="float16")
+@pytest.mark.parametrize(("window", "dim"), [(None, 4), (9, 4), (None, 40)])  # also rows of more numbers than there are slots
+def test_every_slot_shows_its_own_row(window, dim):
+    source = lane(prompt=15, steps=10, group=3, window=window, dtype="float16", key_dim=dim)
     twin = Twin(source, chain("oracle_keep(hold=tokens(9))"))
     run(source, looking())
     seen, prompt, *later = LOOKS
@@ -62,6 +62,8 @@ def test_every_slot_shows_its_own_row(window):
     assert np.array_equal(prompt["keys"], seen.keys)
     assert np.array_equal(prompt["values"], seen.values)
     assert prompt["where"] == (7, 3)
+    assert np.array_equal(prompt["last_queries"], source.window_q[-3:].reshape(3, 2, 3, dim))
+    assert seen.q is None
     for i, now in enumerate([seen, *later], -1):
         assert now.step == i
         for h, s in np.argwhere(now.valid):
@@ -71,13 +73,17 @@ def test_every_slot_shows_its_own_row(window):
             assert np.isclose(now.future[h, s], twin.paid[i + 1 :, h, p].sum(), atol=1e-12)
             assert np.array_equal(now.keys[h, s], source.k[h, p].astype(float))
             assert np.array_equal(now.values[h, s], source.v[h, p].astype(float))
+        assert now.keys.shape == (*now.pos.shape, dim)
+        assert i < 0 or np.array_equal(now.q, source.q[i].reshape(2, 3, dim))
         assert not now.future[~now.valid].any()
         assert not now.values[~now.valid].any()
 
 
 def test_what_was_not_asked_for_is_not_shown():
     run(lane(), looking(wants=frozenset()))
-    assert all(x is None for seen in LOOKS for x in (seen.wo_norm, seen.key_norm, seen.keys, seen.values, seen.future, seen.a))
+    assert all(
+        x is None for seen in LOOKS for x in (seen.wo_norm, seen.key_norm, seen.keys, seen.values, seen.q, seen.future, seen.a)
+    )
 
 
 def test_prompt_queries_are_counted_as_far_as_they_see():

@@ -38,6 +38,8 @@ MORE = (
     "criticalkv(hold=tokens(20), window=8)",
     'defensivekv(hold=tokens(20), window=8, scope="model")',
     "knorm(hold=tokens(20))",
+    "r_kv(hold=tokens(20), window=4, period=6)",
+    "expected_attention(hold=tokens(20))",
     "h2o(hold=tokens(24)) >> quest(read=pages(3), page=4)",
     'quest(read=pages(3), page=4, heads="share", refresh=3)',
     "quest(read=pages(2), page=4)",  # ranked with the other budget of READ

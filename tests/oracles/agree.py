@@ -5,6 +5,7 @@ make oracles        builds .venv-oracles (kvpress pinned in requirements.txt), p
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,18 @@ import numpy as np
 
 from kvsim.engine.evolve import evolve
 from kvsim.engine.source import Prefix, Source
-from kvsim.geometry import Layer, Request
+from kvsim.geometry import Layer, QueryStats, Request
 from kvsim.kernels.sparse import ALIVE
 from kvsim.policies.language import parse
 from kvsim.policies.protocol import FULL, Seen
 
 HEADS, KV_HEADS, TOTAL, DIM, HIDDEN, KEPT = 8, 2, 320, 32, 64, 80
 SCORES = 1e-5  # of the largest score
+ROPE = json.dumps({"kind": "default", "theta": 10000.0, "rotary_dim": DIM, "layout": "half", "scaling": None, "magnitude": 1.0})
+SPARED = {
+    "snapkv": slice(TOTAL - 32),
+    "expected_attention": slice(4, TOTAL),
+}  # where a press has scores; else before the newest token
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ PAIRS = (
     Pair("knorm", "knorm(hold=tokens(80))", "ours never drops the newest token", spare=1),
     Pair("observed", "h2o(hold=tokens(80), recent=0.0, norm=\"queries\")",
          "ours sums over the group and never drops the newest token", spare=1),
+    Pair("expected_attention", "expected_attention(hold=tokens(80))", "ours from the mean and covariance of queries, theirs of hidden states"),
     Pair("criticalkv", "criticalkv(hold=tokens(80), window=32, compat=True)", "the score of the second part", scores=False),
     Pair("adakv", 'adakv(hold=tokens(80), window=32, alpha=0.2, ada_mode="safeguard")', "", scores=False),
     Pair("criticaladakv", 'criticalkv(base="adakv", hold=tokens(80), window=32, compat=True)', "", scores=False),
@@ -77,7 +84,7 @@ def source(given: dict[str, Any]) -> Source:
     """The prompt as a trace holds it, and one decode step that nobody looks at."""
     q, k, v, wo = (given[name] for name in ("q", "k", "v", "wo"))
     group = HEADS // KV_HEADS
-    layer = Layer(0, "full", HEADS, KV_HEADS, DIM, DIM, DIM**-0.5, 8 * DIM, "float32", among=(0,))
+    layer = Layer(0, "full", HEADS, KV_HEADS, DIM, DIM, DIM**-0.5, 8 * DIM, "float32", rope=ROPE, among=(0,))
     x = np.einsum("hqd,hkd->hqk", q.astype(float), np.repeat(k, group, 0)) * DIM**-0.5
     e = np.exp(np.where(np.tri(TOTAL, dtype=bool), x - x.max(-1, keepdims=True), -np.inf))
     mass = (e / e.sum(-1, keepdims=True)).sum(1).astype(np.float32)
@@ -85,9 +92,12 @@ def source(given: dict[str, Any]) -> Source:
     more = [np.concatenate([a, np.zeros_like(a[:, :1])], 1) for a in (k, v, norm)]
     request = Request(0, TOTAL, TOTAL + 1, "synthetic", np.zeros(TOTAL + 1, np.int8))
     rows = np.ascontiguousarray(q.swapaxes(0, 1))
-    return Source(
-        layer, request, more[0], more[1], np.zeros(1, np.int64), np.array([TOTAL]), rows[-1:], rows[-64:], None, mass, more[2]
-    )
+    late = q[:, 4:].astype(float)  # as they are before RoPE
+    mean = late.mean(1, keepdims=True)
+    covariance = (late - mean).swapaxes(1, 2) @ (late - mean) / late.shape[1]
+    stats = QueryStats(mean[:, 0].astype(np.float32), covariance.astype(np.float32), 4, late.shape[1])
+    at = np.zeros(1, np.int64), np.array([TOTAL])
+    return Source(layer, request, more[0], more[1], *at, rows[-1:], rows[-64:], None, mass, more[2], stats)
 
 
 def ours(policy: str, src: Source) -> tuple[Any, Any]:
@@ -117,7 +127,7 @@ def compare(python: str) -> tuple[str, list[Row]]:
         score, kept = ours(pair.ours, src)
         gap = None
         if pair.scores:
-            theirs, past = found[f"score.{pair.press}"], np.s_[:, : TOTAL - (32 if pair.press == "snapkv" else 1)]
+            theirs, past = found[f"score.{pair.press}"], np.s_[:, SPARED.get(pair.press, slice(TOTAL - 1))]
             mine = score * {"snapkv": 1 / 32, "observed": KV_HEADS / HEADS}.get(pair.press, 1.0)
             gap = float(np.abs(mine - theirs)[past].max() / np.abs(theirs[past]).max())
         other = found[f"kept.{pair.press}"]

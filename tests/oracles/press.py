@@ -3,7 +3,8 @@
     python press.py IN.npz OUT.npz
 
 IN: q [Hq, T, d], k, v [Hkv, T, d], wo [Hq, d, hidden] in float32; kept: how many tokens a kv head keeps. OUT: score.NAME [Hkv, T] and
-kept.NAME bool[Hkv, T] for every press. The attention module is a stub whose rotation turns by nothing, so q and k are used as they are."""
+kept.NAME bool[Hkv, T] for every press. The attention module is a stub whose rotation turns by nothing, so q and k are used as they are;
+only the queries that expected attention expects are turned, by RoPE of base 10000."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ import kvpress
 import numpy as np
 import torch
 from torch import nn
+
+THETA = 10000.0
 
 
 class Stub(nn.Module):
@@ -28,7 +31,14 @@ class Stub(nn.Module):
         )  # fmt: skip
         self.head_dim, self.num_key_value_groups, self.layer_idx = dim, q_heads // kv_heads, 0
         self.q_proj, self.o_proj = nn.Identity(), nn.Linear(q_heads * dim, wo.shape[-1], bias=False)
+        self.q_proj.weight = nn.Parameter(torch.eye(q_heads * dim))  # which expected attention multiplies by itself
         self.o_proj.weight.data = wo.reshape(q_heads * dim, -1).T.contiguous()
+
+    def rotary_emb(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [1, n, dim]: how expected attention turns the queries of later positions."""
+        frequency = THETA ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        angle = (positions[0, :, None] * frequency).repeat(1, 2)[None]
+        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
 
 def main(source: str, target: str) -> None:
@@ -50,6 +60,7 @@ def main(source: str, target: str) -> None:
         "streaming_llm": kvpress.StreamingLLMPress(ratio, n_sink=4),
         "knorm": kvpress.KnormPress(ratio),
         "observed": kvpress.ObservedAttentionPress(ratio),
+        "expected_attention": kvpress.ExpectedAttentionPress(ratio),
         "criticalkv": kvpress.CriticalKVPress(kvpress.SnapKVPress(ratio, **snap)),
         "adakv": kvpress.AdaKVPress(kvpress.SnapKVPress(ratio, **snap)),
         "criticaladakv": kvpress.CriticalAdaKVPress(kvpress.SnapKVPress(ratio, **snap)),

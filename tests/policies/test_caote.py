@@ -60,3 +60,12 @@ def test_a_value_far_from_all_others_stays():
     tables = run(far, "caote(hold=tokens(8), base='tova')")
     assert (placement(far, tables["tiers"])[:, :, 11] > 0).all()
     assert (placement(far, tables["tiers"])[:, :, 12] == 0).any()
+
+
+def test_every_number_of_a_value_counts_however_few_tokens_are_held():
+    source = lane(prompt=24, steps=6, value_dim=40)
+    values = np.array(source.v)
+    values[:, 11, 39] = 1000.0
+    far = replace(source, v=values)
+    tables = run(far, "caote(hold=tokens(8), base='tova')")
+    assert (placement(far, tables["tiers"])[:, :, 11] > 0).all()

@@ -217,6 +217,8 @@ def test_a_description_says_what_is_there(tmp_path):
         "prefill_mass": True,
         "k_pre": False,
         "wo_norm": True,
+        "q_stats": False,
+        "index": False,
         "all_layers": False,
     }
     assert d["needs"]["k_pre"]["option"] == "--k-pre"
