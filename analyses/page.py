@@ -29,7 +29,9 @@ def write(question: Question, mine: Numbers, out: Path, command: str, every: boo
         f"The notes: {c.notes} {words.numbers(c, of)} {words.read_as(c)} {words.verdict(of)}".replace("**", "")
         for c, of in judged
     ]
-    tables = [Table(question.title, *question.table(cells)[:2], notes=question.table(cells)[2])] if question.table and cells else []
+    tables = (
+        [Table(question.title, *question.table(cells)[:2], notes=question.table(cells)[2])] if question.table and cells else []
+    )
     counted = Table("Cells", ("cell", "contexts"), [(f.cell, str(len(f.contexts))) for f in cells], notes=_notes(mine))
     facts = [
         ("command", command),

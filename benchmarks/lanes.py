@@ -46,6 +46,8 @@ def lane(tokens: int = 32768, dim: int = 128, steps: int = 256, group: int = 4, 
         None,
         None,
         None,
+        None,
+        None,
     )
 
 

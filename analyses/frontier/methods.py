@@ -19,7 +19,8 @@ KEEPS = {
     "oracle of keeping": "oracle_keep(hold=share({x}))",
     "random tokens": "random_keep(hold=share({x}))",
 }
-ONCE = frozenset({"snapkv", "adakv", "criticalkv", "defensivekv", "caote on snapkv"})  # evict after the prompt alone: later rows come on top
+# These evict after the prompt alone, so later rows come on top.
+ONCE = frozenset({"snapkv", "adakv", "criticalkv", "defensivekv", "caote on snapkv"})
 MORE = ONCE | {"qevict", "h2o with moments"}  # hold other bytes than those of their budget in rows
 READS = {
     "quest": "quest(read=share({x}))",

@@ -16,13 +16,20 @@ from analyses.measures import ANSWER, UNIT, whole
 from analyses.panels import axis, styled, sweep
 from analyses.question import SHORT, Chart, Numbers, Question
 from kvsim.metrics import closed_loop
-from kvsim.metrics.traffic import RESIDENT, ROWS, side_bytes
+from kvsim.metrics.traffic import RESIDENT, side_bytes
 
 SHARES = (0.25, 0.5)
-AROUND = (0.15, 0.25, 0.4, 0.5, 0.65)  # budgets of what holds other bytes than those of its rows: 25 % and 50 % lie between two of them
+AROUND = (
+    0.15,
+    0.25,
+    0.4,
+    0.5,
+    0.65,
+)  # budgets of what holds other bytes than those of its rows: 25 % and 50 % lie between two of them
 MEASURES = ("mass_recall", "rel_l2", "evidence_read", "evidence_dense", "budget")
 NAMES = {"mass_recall": "mass recall", "rel_l2": "output error", "budget": "budget"}
 OWN = "own bytes"
+FORMS = {"mass recall": ".0%", "evidence recall": ".0%", "output error": ".3f"}
 
 
 def measure(context: Context) -> pl.DataFrame:
@@ -94,8 +101,12 @@ def as_is(run: Tables) -> pl.DataFrame:
     """Rows of what codes everything, at its own bytes."""
     met = _rows(_means(run).with_columns(at=pl.lit(OWN)), "coded")
     cost = run("ledger").with_columns(whole=whole(run), held=pl.sum_horizontal(RESIDENT).cast(pl.Float64))
-    held = cost.group_by("role", "policy", maintain_order=True).agg(top=pl.col("held").sum(), below=pl.col("whole").cast(pl.Float64).sum())
-    named = held.select("role", pl.lit("coded: bytes").alias("figure"), pl.col("policy").alias("line"), pl.lit(OWN).alias("at"), "top", "below")
+    held = cost.group_by("role", "policy", maintain_order=True).agg(
+        top=pl.col("held").sum(), below=pl.col("whole").cast(pl.Float64).sum()
+    )
+    named = held.select(
+        "role", pl.lit("coded: bytes").alias("figure"), pl.col("policy").alias("line"), pl.lit(OWN).alias("at"), "top", "below"
+    )
     return pl.concat([met, named])
 
 
@@ -106,7 +117,9 @@ def _rows(each: pl.DataFrame, side: str) -> pl.DataFrame:
     for x, name in ((x, name) for x, name in NAMES.items() if x in each.columns):
         known = each.drop_nulls(x).group_by(keys, maintain_order=True)
         out.append(known.agg(top=pl.col(x).sum(), below=pl.len().cast(pl.Float64)).with_columns(figure=pl.lit(f"{side}: {name}")))
-    seen = each.filter(pl.col("role") == ANSWER).drop_nulls(["evidence_read", "evidence_dense"]).group_by(keys, maintain_order=True)
+    seen = (
+        each.filter(pl.col("role") == ANSWER).drop_nulls(["evidence_read", "evidence_dense"]).group_by(keys, maintain_order=True)
+    )
     evidence = seen.agg(top=pl.col("evidence_read").sum(), below=pl.col("evidence_dense").sum())
     out.append(evidence.with_columns(figure=pl.lit(f"{side}: evidence recall")))
     return pl.concat([x.select("role", "figure", "line", "at", "top", "below") for x in out])
@@ -171,7 +184,7 @@ def table(cells: Sequence[Figures]) -> tuple[list[str], list[list[str]], list[st
             some = [n for n in names if f.has(f"{side}: output error", n, at)]
             for n in sorted(some, key=lambda n: float(f(f"{side}: output error", n, at)[0])):
                 cost = f"{float(f('coded: bytes', n, OWN)[0]):.0%} {word}" if side == "coded" else f"{at} {word}"
-                figures = [_said(f, f"{side}: {x}", n, at, form) for x, form in (("mass recall", ".0%"), ("evidence recall", ".0%"), ("output error", ".3f"))]
+                figures = [_said(f, f"{side}: {x}", n, at, form) for x, form in FORMS.items()]
                 body.append([n, cost, *figures, *live.get((n, at), ("", ""))])
     return columns, body, NOTES
 
@@ -187,7 +200,9 @@ def _live(numbers: Numbers) -> Mapping[tuple[str, str], tuple[str, str]]:
     """(method, share) -> what a running model answered of what full attention answers, with its interval, and KL; of the needles alone."""
     if not (TABLES / "frontier").exists():
         return {}
-    found = closed_loop.scores(closed_loop.open_study(TABLES / "frontier")).filter(pl.col("mode") == "forced", pl.col("task") == "needle")
+    found = closed_loop.scores(closed_loop.open_study(TABLES / "frontier")).filter(
+        pl.col("mode") == "forced", pl.col("task") == "needle"
+    )
     of = labels(numbers)
     return {
         of[r["policy"]]: (f"{r['score']:.0%} [{r['low']:.0%}, {r['high']:.0%}]", f"{r['kl']:.3f}")
@@ -197,20 +212,28 @@ def _live(numbers: Numbers) -> Mapping[tuple[str, str], tuple[str, str]]:
 
 
 NOTES = [
-    "Mass, evidence and error are of a replay, open loop: queries come from the run with full attention. Answers and KL are of a running model: other prompts of the same task, 512 tokens, "
-    "every layer; answers are parts of those that full attention gives, with Wilson intervals over contexts.",
-    "Bytes held: rows, codes, scales, moments, of what full attention holds; budgets between two that were run are straight lines. Bytes read: rows that the query heads of a group read together, "
-    "and the index, of what full attention reads; whoever reads less holds everything, and its index on top.",
-    "Layers: the first, the middle and the last, each with the same budget. pyramidkv, which takes from some layers what it gives to others, is therefore not in the table.",
-    "Every method has its defaults here, which are its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the future and the oracle of reading the truth: no method "
-    "can have them.",
-    "In the running model qevict holds the rows of its budget and their scales on top; what reads gets the budget at which replays billed these bytes, on average.",
+    "Mass, evidence and error are of a replay, open loop: queries come from the run with full attention. Answers and KL are of a running "
+    "model: other prompts of the same task, 512 tokens, every layer; answers are parts of those that full attention gives, with Wilson "
+    "intervals over contexts.",
+    "Bytes held: rows, codes, scales, moments, of what full attention holds; between two budgets that were run numbers lie on a straight line. "
+    "Bytes read: rows that the query heads of a group read together, and the index, of what full attention reads; whoever reads less holds "
+    "everything, and its index on top.",
+    "Layers: the first, the middle and the last, each with the same budget. pyramidkv, which takes from some layers what it gives to others, "
+    "is therefore not in the table.",
+    "Every method has its defaults here, its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the "
+    "future and the oracle of reading the truth: no method can have them.",
+    "In the running model qevict holds the rows of its budget and their scales on top; what reads gets the budget at which replays billed "
+    "these bytes, on average.",
 ]
 
 
 def _drawn(side: str, names: Mapping[str, str], word: str) -> Callable[[pl.DataFrame], object]:
     def draw(frame: pl.DataFrame) -> object:
-        mine = frame.filter(pl.col("at") != OWN).with_columns(share=pl.col("at"), at=pl.col("line")).with_columns(line=pl.col("share"))
+        mine = (
+            frame.filter(pl.col("at") != OWN)
+            .with_columns(share=pl.col("at"), at=pl.col("line"))
+            .with_columns(line=pl.col("share"))
+        )
         y = {
             f"{side}: mass recall": axis("dense mass read", 0, 1, ".0%"),
             f"{side}: evidence recall": axis("attention on the evidence read", 0, 1, ".0%"),

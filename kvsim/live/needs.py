@@ -79,13 +79,16 @@ def check(policies: Sequence[Policy], layers: Sequence[Layer], anatomy: Anatomy,
     for policy in policies:
         for layer in layers:
             for asked in chains(policy, layer):
+                if estimate := asked.chain.part("estimate"):
+                    raise WrongUse(
+                        f"{type(estimate).__name__}: a running model attends to rows that are there; replay a trace for what stands for "
+                        f"evicted ones (layer {layer.id})"
+                    )
                 for problem in _lacking(asked.chain, layer, anatomy, request):
                     raise WrongUse(f"{problem} (layer {layer.id})")
 
 
 def _lacking(chain: Chain, layer: Layer, anatomy: Anatomy, request: Request | None) -> Iterator[str]:
-    if estimate := chain.part("estimate"):
-        yield f"{type(estimate).__name__}: a running model attends to rows; replay a trace for what stands for rows that are gone"
     for part in chain.parts:
         name, codecs = type(part).__name__, getattr(part, "codecs", None)
         if codecs and codecs.keys == "pre" and layer.rope is not None:

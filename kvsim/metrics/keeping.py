@@ -121,7 +121,8 @@ def error_metrics(heads: pl.LazyFrame) -> pl.LazyFrame:
         without = pl.col("rel_l2_without").cast(pl.Float64)
         estimate, own = own - without, pl.coalesce(without, own)
     coded = pl.coalesce(pl.col("oracle_coded_rel_l2").cast(pl.Float64), held)
-    parts = {"error_budget": best, "error_evict": held - best, "error_code": coded - held, "error_index": own - coded, "error_estimate": estimate}
+    parts = {"error_budget": best, "error_evict": held - best, "error_code": coded - held, "error_index": own - coded}
+    parts["error_estimate"] = estimate
     known = heads.filter(best.is_not_null())
     return _tall(known.group_by(UNIT).agg(x.mean().alias(n) for n, x in parts.items()))
 

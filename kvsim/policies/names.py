@@ -56,7 +56,9 @@ def load_file(path: str | Path) -> dict[str, type]:
     try:
         found = _public(module)
         if not found:
-            raise WrongUse(f"policy file {path}: no policy in it; expected a frozen dataclass that extends Keep, Store, Estimate or Read")
+            raise WrongUse(
+                f"policy file {path}: no policy in it; expected a frozen dataclass that extends Keep, Store, Estimate or Read"
+            )
         for policy, cls in found.items():
             _acceptable(path, policy, cls)
     except WrongUse:

@@ -352,7 +352,9 @@ class Estimate(Part):
     def beside(self, chain: Chain) -> None:
         keep = chain.part("keep")
         if keep is None or keep.hold is None:
-            raise WrongUse(f"{type(self).__name__}: nothing is evicted before it; put a keep with a budget first, h2o(hold=share(0.2)) >> …")
+            raise WrongUse(
+                f"{type(self).__name__}: nothing is evicted before it; put a keep with a budget first, h2o(hold=share(0.2)) >> …"
+            )
         if chain.codecs is not None:
             raise WrongUse(f"{type(self).__name__}: stands for rows as captured; leave out the part of the chain that codes rows")
 

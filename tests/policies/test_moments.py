@@ -172,6 +172,8 @@ def test_capped_logits_are_refused():
         run(lane(softcap=2.0), f"{KEEP} >> moments()")
 
 
-@pytest.mark.parametrize("policy", [f"{KEEP} >> moments()", "snapkv(hold=tokens(24), window=8) >> moments(order=0) >> quest(read=pages(2), page=4)"])
+@pytest.mark.parametrize(
+    "policy", [f"{KEEP} >> moments()", "snapkv(hold=tokens(24), window=8) >> moments(order=0) >> quest(read=pages(2), page=4)"]
+)
 def test_it_keeps_the_laws(policy):
     assert check_policy(parse(policy)) == []

@@ -7,6 +7,7 @@ are alike. Known from the abstract of the paper; the formula is worked out here,
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import numpy as np
 
 from kvsim.policies.protocol import Estimate, Floats, Sums, expect
