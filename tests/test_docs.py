@@ -22,6 +22,7 @@ from kvsim.conformance import check_policy
 from kvsim.policies import names
 from kvsim.policies.language import load_file, parse
 from kvsim.units import tokens
+from tests.engine.lanes import lane, placement, run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -189,6 +190,16 @@ def test_the_policy_of_the_docs_passes_the_conformance_suite(tmp_path):
     (tmp_path / "last_look.py").write_text(fenced(DOCS / "guides" / "policy.md", "class last_look"))
     found = load_file(tmp_path / "last_look.py")
     assert check_policy(found["last_look"](hold=tokens(12))) == []
+
+
+def test_the_method_that_the_guide_ports_is_the_shipped_one(tmp_path):
+    (tmp_path / "my_tova.py").write_text(code := fenced(DOCS / "guides" / "policy.md", "class my_tova"))
+    mine = load_file(tmp_path / "my_tova.py")["my_tova"](hold=tokens(12))
+    source = lane(prompt=40, steps=12)
+    one, other = (placement(source, run(source, policy)["tiers"]) for policy in (mine, "tova(hold=tokens(12))"))
+    assert (one == other).all()
+    assert (one == 0).any()
+    assert len(code.splitlines()) < 60
 
 
 def test_the_study_of_the_docs_runs(tmp_path, capsys):

@@ -221,7 +221,8 @@ NOTES = [
     "Layers: the first, the middle and the last, each with the same budget. pyramidkv, which takes from some layers what it gives to others, "
     "is therefore not in the table.",
     "Every method has its defaults here, its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the "
-    "future and the oracle of reading the truth: no method can have them.",
+    "future and the oracle of reading the truth, so no method can have them; both keep what has most mass, which is not always what changes the "
+    "output least.",
     "In the running model qevict holds the rows of its budget and their scales on top; what reads gets the budget at which replays billed "
     "these bytes, on average.",
 ]
