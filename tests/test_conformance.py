@@ -27,9 +27,12 @@ SHIPPED = {
     "fp8": "fp8(residual=3)",
     "full": "full()",
     "h2o": "h2o(hold=tokens(18), sinks=1, decay=0.9)",
+    "int4": "int4(group=4, residual=3)",
     "kivi": "kivi(group=2, residual=8)",
     "knorm": "knorm(hold=tokens(15))",
     "oracle_keep": "oracle_keep(hold=tokens(15))",
+    "oscar_cov": 'oscar_cov(sinks=2, recent=6, rotate="hadamard")',  # with a file: tests/policies/test_oscar_cov.py
+    "oscar_ots": "oscar_ots(group=2, residual=8)",
     "pools": "pools(hold=tokens(18), sinks=1, recent=5)",
     "r_kv": "r_kv(hold=tokens(20), window=4, period=6)",
     "random_keep": "random_keep(hold=tokens(15), seed=3)",
@@ -44,6 +47,7 @@ SHIPPED = {
     "sparda_proxy": "sparda_proxy(read=pages(2), page=4)",
     "streaming_llm": "streaming_llm(sinks=2, hold=tokens(17))",
     "tova": "tova(hold=tokens(15))",
+    "turboquant": "turboquant()",
     "zipcache": "zipcache(period=4, window=8)",
 }
 CHAINS = [
@@ -61,6 +65,7 @@ CHAINS = [
     'defensivekv(hold=tokens(20), window=5, scope="model", compat=True)',
     'h2o(hold=tokens(18), norm="queries", prefill="zeros", decay=0.9)',
     "random_keep(hold=share(0.5)) >> kivi(group=2, residual=4)",
+    'random_keep(hold=share(0.5)) >> oscar_cov(sinks=2, recent=4, rotate="hadamard", scales=16) >> quest(read=pages(2), page=4)',
 ]
 
 

@@ -61,6 +61,9 @@ CHAINS = [
 ]
 STORES = [
     "fp8(residual=3)",
+    'oscar_cov(sinks=2, recent=6, rotate="hadamard")',
+    "h2o(hold=tokens(24)) >> oscar_ots(group=2, residual=8) >> quest(read=pages(3), page=4)",
+    "turboquant()",
     "zipcache(period=5, window=6)",
     'zipcache(period=7, probes="columns", divisor="tokens") >> quest(read=pages(3), page=4)',
 ]
