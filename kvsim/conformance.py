@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.engine.run import Columns, Job, run_layer
 from kvsim.engine.source import Source
 from kvsim.errors import KvsimError, WrongUse
-from kvsim.geometry import FUTURE, Layer, QueryStats, Request
+from kvsim.geometry import FUTURE, Indexer, Layer, QueryStats, Request
 from kvsim.policies import allocate
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
@@ -64,7 +64,12 @@ def lane(
     norm = np.abs(draw(kv_heads * group, total)).astype(np.float32)
     spread = draw(kv_heads * group, dim, dim).astype(np.float32)
     stats = QueryStats(draw(kv_heads * group, dim).astype(np.float32), spread @ spread.swapaxes(1, 2) / dim, 0, prompt)
-    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, norm, stats)
+    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, norm, stats, _indexer(draw, steps, total))
+
+
+def _indexer(draw: Callable[..., Any], steps: int, total: int) -> Indexer:
+    q, w, k = (draw(*shape).astype(np.float32) for shape in ((steps, 2, 4), (steps, 2), (total, 4)))
+    return Indexer(q, w, k, "relu_weighted")
 
 
 def _rows(chain: Chain, source: Source, *beside: Chain) -> tuple[Rows, Rows]:
@@ -294,8 +299,18 @@ def _shortened(source: Source, steps: int) -> Source:
     total = source.request.prompt + steps
     request = dataclasses.replace(source.request, total=total, roles=source.request.roles[:total])
     cut = {name: getattr(source, name)[:, :total] for name in ("k", "v", "k_pre", "wo_norm")}
+    x = source.indexer
+    assert x is not None
+    indexer = dataclasses.replace(x, q=x.q[:steps], w=x.w[:steps], k=x.k[:total])
     return dataclasses.replace(
-        source, request=request, steps=source.steps[:steps], t=source.t[:steps], q=source.q[:steps], _one={}, **cut
+        source,
+        request=request,
+        steps=source.steps[:steps],
+        t=source.t[:steps],
+        q=source.q[:steps],
+        indexer=indexer,
+        _one={},
+        **cut,
     )
 
 
@@ -306,7 +321,14 @@ def _other_future(source: Source, steps: int) -> Source:
     for name, x in arrays.items():
         after = np.s_[steps:] if name == "q" else np.s_[:, total:]
         x[after] = getattr(other, name)[after]
-    return dataclasses.replace(source, _one={}, **arrays)
+    mine, later = source.indexer, other.indexer
+    assert mine is not None
+    assert later is not None
+    joined = {
+        name: np.concatenate([getattr(mine, name)[:n], getattr(later, name)[n:]])
+        for name, n in (("q", steps), ("w", steps), ("k", total))
+    }
+    return dataclasses.replace(source, indexer=dataclasses.replace(mine, **joined), _one={}, **arrays)
 
 
 LAWS: dict[str, Callable[[Chain], str]] = {

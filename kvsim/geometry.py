@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ KEY_NORM = Need("key_norm")
 KEYS = Need("keys")
 VALUES = Need("values")
 Q_STATS = Need("q_stats", "--q-stats")
+INDEX = Need("index")  # no capture records it
 QUERIES = Need("queries", ATTENTION.option)
 
 
@@ -145,6 +147,20 @@ class QueryStats:
     covariance: NDArray[np.float32]
     first: int
     queries: int
+
+
+@dataclass(frozen=True, eq=False)
+class Indexer:
+    """What a layer's learned indexer says, one for all its heads: queries q [N, H, d] and weights w f32[N, H] of the captured decode steps,
+    keys k [T, d]. score_fn: the score of a token, "relu_weighted" (sum over heads of w · max(0, q·k)) or "dot" (of w · q·k)."""
+
+    q: NDArray[Any]
+    w: NDArray[np.float32]
+    k: NDArray[Any]
+    score_fn: str
+
+
+SCORE_FNS = ("relu_weighted", "dot")
 
 
 @dataclass(frozen=True)

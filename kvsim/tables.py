@@ -45,6 +45,18 @@ PREFILL = _schema({"q_head": _i16, "pos": _i32, "mass": _f32, "queries": _i32})
 VALUES = _schema({"q_head": _i16, "pos": _i32, "wo_norm": _f32})
 
 
+def index_k_schema(key_bytes: int) -> pa.Schema:
+    """keys of a layer's learned indexer."""
+    return _schema({"pos": _i32, "k": pa.binary(key_bytes)})
+
+
+def index_q_schema(key_bytes: int) -> pa.Schema:
+    """queries of a layer's learned indexer and what their scores are weighted by."""
+    return _schema(
+        {"index_head": _i16, "pos": _i32, "decode_step": _i32, "score_fn": _text, "w": _f32, "q": pa.binary(key_bytes)}
+    )
+
+
 def q_stats_schema(key_dim: int) -> pa.Schema:
     """statistics of a layer's prompt queries before RoPE; vectors are raw float32 bits of fixed size, whatever the trace's dtype."""
     vectors = {"mean": pa.binary(4 * key_dim), "covariance": pa.binary(4 * key_dim**2)}

@@ -25,6 +25,17 @@ def box_bound(q, lo, hi):
     return best
 
 
+def learned_score(q, w, k, relu):
+    """q [H, d], w [H], k [d] -> the weighted sum over index heads, added up one number and one head after the other."""
+    total = 0.0
+    for query, weight in zip(q, w, strict=True):
+        dot = 0.0
+        for a, b in zip(query, k, strict=True):
+            dot += a * b
+        total += weight * (max(0.0, dot) if relu else dot)
+    return total
+
+
 def minmax_roundtrip(x, bits):
     """One group of numbers, coded in `bits` and back, with the zero and the step that fp16 can hold."""
     zero = float(np.float16(min(x)))

@@ -21,6 +21,7 @@ SHIPPED = {
     "caote": "caote(hold=tokens(18))",
     "criticalkv": "criticalkv(hold=tokens(20), window=5)",
     "defensivekv": "defensivekv(hold=tokens(20), window=5)",
+    "dsa": "dsa(read=tokens(4))",
     "everything": "everything()",
     "expected_attention": "expected_attention(hold=tokens(20))",
     "fp8": "fp8(residual=3)",

@@ -63,6 +63,7 @@ def _described(what: str, name: str) -> dict[str, Any]:
 
 def _needs(name: str, takes: dict[str, str]) -> dict[str, str]:
     """{need: the capture option that records it} of a policy with its defaults; a budget does not change them."""
+    from kvsim.geometry import INDEX
     from kvsim.policies.language import parse
 
     required = ", ".join(f"{n}=share(0.5)" for n, default in takes.items() if default == "required")
@@ -70,7 +71,8 @@ def _needs(name: str, takes: dict[str, str]) -> dict[str, str]:
         parts = [part for part in parse(f"{name}({required})").parts if type(part).__name__ == name]
     except WrongUse:  # an index, or a parameter that is no budget
         return {}
-    return {str(need): need.option or "any trace" for part in parts for need in sorted(part.needs, key=str)}
+    told = {INDEX: "a trace with the tables index_k and index_q"}
+    return {str(need): need.option or told.get(need, "any trace") for part in parts for need in sorted(part.needs, key=str)}
 
 
 def _print_presets(found: Sequence[dict[str, Any]]) -> None:

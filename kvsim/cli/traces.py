@@ -31,6 +31,7 @@ SYNTH = {
     "steps": "decode steps",
     "stride": "queries of every stride-th step only",
     "needles": "spans that the answer needs",
+    "index_heads": "heads of a learned indexer beside (0: none)",
     "swing": "steps that the answer looks at every other needle before it turns to the rest, and back (0: at all)",
 }
 
@@ -57,7 +58,10 @@ def trace_info(args: argparse.Namespace) -> None:
         print_json(found)
         return
     captured = [x for x in found["layers"] if x["captured"]]
-    needs = {name: "yes" if need["supplied"] else f"no: capture with {need['option']}" for name, need in found["needs"].items()}
+    needs = {
+        name: "yes" if need["supplied"] else f"no: capture with {need['option']}" if need["option"] else "no"
+        for name, need in found["needs"].items()
+    }
     rows = {f"layers ({len(captured)} of {len(found['layers'])} captured)": captured, "supplies": needs}
     print_plain({k: v for k, v in found.items() if k not in ("layers", "needs")} | rows)
 

@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.cost.heads import BITS, Geometry
 from kvsim.cost.plain import Codes, Fixed
 from kvsim.errors import WrongUse
+from kvsim.geometry import INDEX
 from kvsim.policies.language import canonical, parse_policy
 from kvsim.policies.protocol import ATTENTION, Chain
 from kvsim.policies.rules import Rule
@@ -32,6 +33,8 @@ def fixed(expression: str, heads: Geometry, union: float | None = None) -> Fixed
         _needs_a_trace(expression, f"read={type(read.read).__name__}(…) stops where the queries let it")
     if keep.codecs is not None or keep.beyond:
         _needs_a_trace(expression, f"{type(keep).__name__} decides by attention what is coded and what is moved")
+    if INDEX in read.needs:
+        _needs_a_trace(expression, "a learned index has keys of a size that the model's geometry does not tell")
     if read.shards is not None:
         _needs_a_trace(expression, "what shards exchange depends on which pages they hold")
     return Fixed(

@@ -15,7 +15,7 @@ from kvsim.engine.reads import Picked
 from kvsim.engine.select import dealt
 from kvsim.engine.source import Source
 from kvsim.engine.stop import mass_bound, unread_part
-from kvsim.geometry import ATTENTION, ITEMSIZE
+from kvsim.geometry import ATTENTION, INDEX, ITEMSIZE
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE
 from kvsim.kernels.order import common, first_pages
@@ -66,6 +66,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
         table = pages_of(held.pos, read.page)
         live_pages = (table.rows(held.after) > 0).sum(1)
         on_device = (table.rows(away.at(held.after, held.where_after)) > 0).sum(1)
+    summary = index_bytes(read, src, block.head)
     out |= {
         "pos": block.t,
         "visible_tokens": visible,
@@ -83,12 +84,12 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
         "resident_bytes": resident,
         "meta_resident_bytes": meta_resident + kept_bytes(kept),
         "host_tokens": copies + off,
-        "index_resident_bytes": live_pages * index_bytes(read, src) + index_once,
+        "index_resident_bytes": live_pages * summary + index_once,
         "read_bytes": read_bytes,
         "meta_bytes": meta_bytes,
-        "index_bytes": scanned * index_bytes(read, src) + (scanned > 0) * index_once,
+        "index_bytes": scanned * summary + (scanned > 0) * index_once,
         "score_bytes": 2 * lay.group * alive * 4 * _looked_at(chain, src.steps[block.index]),
-        "write_bytes": none + lay.row_bytes + index_bytes(read, src),
+        "write_bytes": none + lay.row_bytes + summary,
     }
     if wish.shards is not None and wish.shards.n > 1:
         partial = lay.group * (lay.value_dim + 2) * NUMBER  # of every shard: a maximum, a sum and an output for each query head
@@ -103,7 +104,7 @@ def ledger(chain: Chain, asked: Chain, block: Dense, held: Held, picked: Picked 
     if read.index is not None and not held.whole:
         again, rows = rebuilt(read, held)
         out |= {"rebuilt_pages": again, "rebuild_bytes": rows * lay.key_bytes}
-        out["write_bytes"] = out["write_bytes"] + again * index_bytes(read, src)
+        out["write_bytes"] = out["write_bytes"] + again * summary
     if record is not None:
         out["write_bytes"] = out["write_bytes"] + record.coded_bytes[block.index, block.head]
         moved = record.moved[block.index, block.head]
@@ -161,8 +162,11 @@ def _looked_at(chain: Chain, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.array([any(part.looks(step) for part in watching) for step in steps.tolist()])
 
 
-def index_bytes(read: Read, source: Source) -> int:
-    """Bytes of one page's summary."""
+def index_bytes(read: Read, source: Source, head: int) -> int:
+    """Bytes of one page's summary; of a learned index, whose keys are the layer's, on its first kv head."""
+    if INDEX in read.needs:
+        assert source.indexer is not None
+        return 0 if head else read.index_row_bytes(source.indexer.k.shape[1], ITEMSIZE[source.layer.dtype])
     return 0 if read.index is None else read.index.numbers(source.layer.key_dim) * ITEMSIZE[read.index.dtype]
 
 

@@ -109,7 +109,7 @@ def offloaded(
     on, missed = (np.stack([getattr(s, name)[ids] for s in steps]) for name in ("on", "missed"))
     live, here = after.sum(1), (after * on).sum(1)
     fetched = np.array([s.rows for s in steps]) * lay.row_bytes
-    pages, summary = (after > 0).sum(1), index_bytes(read, src)
+    pages, summary = (after > 0).sum(1), index_bytes(read, src, block.head)
     ledger: dict[str, Any] = {
         "held_tokens": here,
         "full_tokens": here,

@@ -15,12 +15,12 @@ from kvsim.engine.pages import Pages, Versions, pages_of, versions
 from kvsim.engine.source import Source
 from kvsim.engine.stop import Depths, Ordered, Truth, depths, foretold, ordered
 from kvsim.errors import WrongUse
-from kvsim.geometry import TRUTH
+from kvsim.geometry import INDEX, TRUTH
 from kvsim.kernels.order import page_states, settled
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
 from kvsim.policies.parameters import written
-from kvsim.policies.protocol import Read, View
+from kvsim.policies.protocol import Learned, Read, View
 from kvsim.policies.rules import Rule, gap
 
 Mask = NDArray[np.bool_]
@@ -114,7 +114,7 @@ class Reader:
             (chosen, age), order, certified = self._keep_set(steps, t, pages, exists, chosen, ranks), None, None
             score = np.where(ranks[:, None, None], score, np.nan)
             scanned, sent, rounds = np.where(ranks, scanned, 0), np.where(ranks, sent, 0), np.where(ranks[:, None], rounds, 0)
-        scanned = scanned if read.index is not None else np.zeros_like(scanned)
+        scanned = scanned if read.index is not None or INDEX in read.needs else np.zeros_like(scanned)
         return Picked(pages, rows, chosen, score, order, forced, rounds, scanned, certified, sent, age)
 
     def _sent(self, exists: Mask, k: Ints, group: int) -> Ints:
@@ -222,8 +222,9 @@ class Reader:
                 return out
 
         where = (self.source.request.id, self.source.layer.id, self.head)
-        view = View(times, batch, pages.id[v.page][None], summary, where, asked)
-        for x in (batch, times, *summary.values()):
+        learned = self._learned(t, pos[v.slot[:, 0]], full) if INDEX in self.read.needs else None
+        view = View(times, batch, pages.id[v.page][None], summary, where, asked, learned)
+        for x in (batch, times, *summary.values(), *((learned.q, learned.w, learned.k) if learned else ())):
             x.flags.writeable = False
         got = scored(self.read, view)
         told = np.ascontiguousarray(got[:n, 0])
@@ -235,6 +236,15 @@ class Reader:
         if bad:
             raise not_a_number(self.read)
         return score
+
+    def _learned(self, t: Ints, pos: Ints, full: int) -> Learned:
+        """Rows of the learned indexer: of the steps at positions t, as many as `full`, and of the tokens at pos."""
+        rows = self.source.indexer
+        assert rows is not None
+        at = np.searchsorted(self.source.t, t)
+        q, w = np.zeros((full, *rows.q.shape[1:])), np.zeros((full, rows.w.shape[1]))
+        q[: len(t)], w[: len(t)] = rows.q[at], rows.w[at]
+        return Learned(q, w, rows.k[pos].astype(np.float64), rows.score_fn)
 
 
 def scored(read: Read, view: View) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from kvsim.geometry import (
     QUERIES,
     VALUES,
     WO_NORM,
+    Indexer,
     Layer,
     Need,
     QueryStats,
@@ -52,6 +53,7 @@ class Source:
     mass: NDArray[np.float32] | None = None
     wo_norm: NDArray[np.float32] | None = None
     q_stats: QueryStats | None = None
+    indexer: Indexer | None = None  # in float32
     _one: dict[str, Any] = field(default_factory=dict, repr=False)  # the float32 copies of one kv head at a time
 
     @cached_property

@@ -26,6 +26,7 @@ from kvsim.geometry import (
     ALL_LAYERS,
     ATTENTION,
     FUTURE,
+    INDEX,
     K_PRE,
     KEY_NORM,
     KEYS,
@@ -175,6 +176,16 @@ class Prefix(Protocol):
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What a learned indexer says of N steps and of P pages of one token: geometry.Indexer, its rows of these. One for the whole layer."""
+
+    q: Floats  # [N, H, d]
+    w: Floats  # [N, H]
+    k: Floats  # [P, d]
+    score_fn: str
+
+
+@dataclass(frozen=True)
 class View:
     """What a read policy may look at: N steps at once, P page versions, each to be scored from (query, page) alone.
 
@@ -186,6 +197,7 @@ class View:
     summary: dict[str, NDArray[Any]]  # arrays [Hkv, P, ...] made by the index
     where: tuple[int, ...]  # request, layer, first kv head: for seeds only
     truth: Callable[[str], Floats] | None = None  # truth("mass" | "logit") -> [N, Hkv, G, P]; only with TRUTH
+    learned: Learned | None = None  # only with INDEX, which needs pages of one token
 
 
 class Index(Protocol):
@@ -323,6 +335,7 @@ class Read(Part):
 
     def __post_init__(self) -> None:
         expect(self, "page", self.page >= 1, "a page size of 1 token or more")
+        expect(self, "page", self.page == 1 or INDEX not in self.needs, "1 with a learned indexer, which scores tokens")
         expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
         expect(self, "recent", self.recent >= 0, "0 tokens or more")
         expect(self, "refresh", self.refresh == "never" or self.refresh >= 1, 'a number of steps, 1 or more, or "never"')
@@ -333,6 +346,11 @@ class Read(Part):
 
     def score(self, view: View) -> Floats:
         """[N, Hkv, G, P], higher is read first; no state."""
+        raise NotImplementedError
+
+    def index_row_bytes(self, dim: int, itemsize: int) -> int:
+        """With INDEX in needs: bytes of a token's index key of `dim` numbers, stored and scanned once for the layer. itemsize: of the dtype that
+        is billed."""
         raise NotImplementedError
 
 
@@ -373,8 +391,8 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS", "QUERIES",
-    "Q_STATS", "TRUTH", "VALUES", "WO_NORM",
-    "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer", "Levels", "Need", "Part", "Prefix", "Ranking",
-    "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window", "expect", "replace", "save_calibration",
+    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "INDEX", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS",
+    "QUERIES", "Q_STATS", "TRUTH", "VALUES", "WO_NORM", "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer",
+    "Learned", "Levels", "Need", "Part", "Prefix", "Ranking", "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window",
+    "expect", "replace", "save_calibration",
 ]  # fmt: skip

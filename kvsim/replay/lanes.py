@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvsim.engine.source import Source
@@ -24,4 +26,5 @@ def source_of(lane: Lane) -> Source:
         mass=lane.mass,
         wo_norm=lane.wo_norm,
         q_stats=lane.q_stats,
+        indexer=lane.indexer and replace(lane.indexer, **{x: widen(getattr(lane.indexer, x)).astype(np.float32) for x in "qk"}),
     )

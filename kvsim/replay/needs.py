@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from kvsim.errors import WrongUse
 from kvsim.geometry import (
     ALL_LAYERS,
     ATTENTION,
     FUTURE,
+    INDEX,
     K_PRE,
     KEY_NORM,
     KEYS,
@@ -107,6 +110,15 @@ def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply
             yield f"offload moves pages at every decode step: {gaps}"
 
 
+def _unindexed(supply: Supply) -> str | None:
+    """What is not there of a learned indexer's rows."""
+    if supply.index_steps is None:
+        absent = "tables index_k and index_q of a learned indexer are not in the trace"
+        return f"{absent}; kvsim capture does not record them, TraceWriter writes them"
+    lost = [*np.setdiff1d(supply.steps, supply.index_steps).tolist()]
+    return f"index_q has no rows of decode steps {spans(lost)}; write those of every captured step" if lost else None
+
+
 def _turns(part: Part) -> str:
     """What a part does that needs a RoPE which can be applied again."""
     codecs = getattr(part, "codecs", None)
@@ -130,6 +142,8 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
         problem = (
             f"layers {spans(set(layer.among) - there)} are not captured or not asked for" if set(layer.among) - there else ""
         )
+    elif need == INDEX:
+        return _unindexed(supply)
     elif need in (TRUTH, FUTURE, KEY_NORM, KEYS, VALUES):
         problem = ""
     else:

@@ -68,6 +68,7 @@ def synthesize(
     learned_sinks: bool = False,
     without: Collection[str] = (),
     q_stats: bool = False,
+    index_heads: int = 0,
     segment: int | None = None,
     compression: str = "none",
 ) -> Trace:
@@ -77,7 +78,8 @@ def synthesize(
     role 1) and of the answer (roles 2 and 3). workload: who looks at which of them, and when (WORKLOADS); swing: steps between two turns of an
     oscillation, which it asks for (0: none). captured: ids of the layers with rows (None: all);
     window: every layer slides; stride: queries of every stride-th step; segment: decode steps per segment (None: all rows in one);
-    without: of OPTIONAL; q_stats: with that table, too."""
+    without: of OPTIONAL; q_stats: with that table, too; index_heads: with the tables of a learned indexer of so many heads, too,
+    which looks for what the query heads of the first kv head look for, place apart."""
     if head_dim < 4:
         raise WrongUse(f"head_dim={head_dim}: expected 4 or more, two numbers for position and two for content")
     bounds = {
@@ -92,6 +94,7 @@ def synthesize(
         "stride": (stride, 1, 2**21),
         "needles": (needles, 0, 1_000),
         "swing": (swing, 0, 2**21),
+        "index_heads": (index_heads, 0, 1_024),
     }
     workload = _workload(workload, swing, needles, head_dim)
     for name, (value, least, most) in (bounds | {"seed": (seed, 0, 2**63)}).items():
@@ -136,8 +139,7 @@ def synthesize(
                     lane = _plant(np.random.default_rng([seed, r.id, spec.id]), r, spec, dtype, workload, swing)
                     chosen = np.concatenate([np.arange(-min(window_rows, prompt), 0), np.arange(0, steps, stride)])
                     _write(writer, r, spec, lane, chosen, segment, set(OPTIONAL) - set(without))
-                    if q_stats:
-                        _write_stats(writer, r, spec, lane)
+                    _write_beside(writer, r, spec, lane, chosen[chosen >= 0], q_stats, index_heads)
     return open_trace(path)
 
 
@@ -275,11 +277,27 @@ def _write(
         w.prefill(*at, _mass(x, r, layer), np.minimum(r.prompt - pos, layer.window or r.prompt))
 
 
-def _write_stats(w: TraceWriter, r: Request, layer: Layer, x: _Planted) -> None:
-    moments = Moments(layer)
-    moments.add(widen(x.q[: r.prompt]).astype(np.float32).swapaxes(0, 1), 0)
-    if stats := moments.stats():
-        w.q_stats(r.id, layer.id, stats)
+def _write_beside(
+    w: TraceWriter, r: Request, layer: Layer, x: _Planted, steps: NDArray[np.int64], q_stats: bool, index_heads: int
+) -> None:
+    """Tables that few policies need."""
+    if q_stats:
+        moments = Moments(layer)
+        moments.add(widen(x.q[: r.prompt]).astype(np.float32).swapaxes(0, 1), 0)
+        if stats := moments.stats():
+            w.q_stats(r.id, layer.id, stats)
+    if index_heads:
+        _write_index(w, r, layer, x, steps, index_heads)
+
+
+def _write_index(w: TraceWriter, r: Request, layer: Layer, x: _Planted, steps: NDArray[np.int64], heads: int) -> None:
+    """An indexer whose keys and queries are the halves that do not turn of the first kv head's; the n-th head weighs n times as much."""
+    content = slice(layer.key_dim // 4 * 2, None)
+    w.index_k(r.id, layer.id, 0, np.ascontiguousarray(x.k[0, :, content]))
+    if len(steps):
+        q = x.q[steps + r.prompt][:, np.arange(heads) % layer.group, content]
+        weight = np.arange(1, heads + 1, dtype=np.float32) / np.float32(heads * (heads + 1) / 2)
+        w.index_q(r.id, layer.id, steps, np.ascontiguousarray(q), np.tile(weight, (len(steps), 1)), "relu_weighted")
 
 
 def _attended(x: _Planted, t: NDArray[np.int64], layer: Layer) -> tuple[Doubles, Doubles]:

@@ -29,7 +29,7 @@ DRAFT = b"kvsim.manifest"  # footer key of the layers table: the manifest as kno
 AGAIN = "copy or capture it again"
 FINITE = "expected finite numbers, capture again"
 TABLE = re.compile(
-    r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values|q_stats)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet"
+    r"(requests|layers)/part-[^/]*\.parquet|(kv|q|prefill|values|q_stats|index_k|index_q)/request=(\d+)/layer=(\d+)/seg-[^/]*\.parquet"
 )
 
 Key = tuple[str, int, int]  # table, request, layer; -1 where a table has none

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvsim.geometry import ALL_LAYERS, ATTENTION, K_PRE, PREFILL_MASS, Q_STATS, WO_NORM, Layer, Need, Window
+from kvsim.geometry import ALL_LAYERS, ATTENTION, INDEX, K_PRE, PREFILL_MASS, Q_STATS, WO_NORM, Layer, Need, Window
 from kvsim.trace.open import Supply, Trace, open_trace
 
 
@@ -64,6 +64,7 @@ def needs(trace: Trace, supplies: dict[tuple[int, int], Supply]) -> dict[Need, b
         K_PRE: all(s.k_pre for s in all_),
         WO_NORM: all(s.wo_norm for s in all_),
         Q_STATS: all(s.q_stats for s in all_),
+        INDEX: all(s.index_steps is not None and not {*s.steps.tolist()} - {*s.index_steps.tolist()} for s in all_),
         ALL_LAYERS: {layer.id for layer in trace.captured_layers} == set(trace.layers[0].among),
     }
 

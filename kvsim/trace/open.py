@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
-from kvsim.geometry import ITEMSIZE, Layer, QueryStats, Request
-from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, kv_schema, q_schema, q_stats_schema
+from kvsim.geometry import ITEMSIZE, Indexer, Layer, QueryStats, Request
+from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, index_k_schema, index_q_schema, kv_schema, q_schema, q_stats_schema
 from kvsim.trace.bits import Raw
 from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
+from kvsim.trace.indexer import index_steps, indexer_of, widths
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
 from kvsim.trace.moments import stats_of
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+INDEX = {"index_k": index_k_schema, "index_q": index_q_schema}  # whose vectors have a size of their own
+TABLES = ("kv", "q", "prefill", "values", "q_stats", *INDEX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,7 @@ class Supply:
     k_pre: bool
     wo_norm: bool
     q_stats: bool
+    index_steps: Ints | None  # decode steps that have queries of a learned indexer, ascending; None without its tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +68,7 @@ class Lane:
     out: Raw | None  # [N, Hq, value_dim] attention output as captured
     lse: Floats | None  # [N, Hq] log of the softmax denominator as captured
     q_stats: QueryStats | None  # of the prompt queries before RoPE
+    indexer: Indexer | None  # raw q and k of a learned indexer, when every captured step has its queries
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +136,14 @@ class Trace:
             out=queries.vectors("out", dtype, finite=False)[decode] if queries.has("out") else None,
             lse=queries.numbers("lse")[decode] if queries.has("lse") else None,
             q_stats=stats_of(self.folder.of("q_stats", *at), layer) if supply.q_stats else None,
+            indexer=self._indexer(request, layer, supply),
         )
+
+    def _indexer(self, request: Request, layer: Layer, supply: Supply) -> Indexer | None:
+        if supply.index_steps is None or len(np.setdiff1d(supply.steps, supply.index_steps)):
+            return None
+        keys, queries = (self.folder.of(name, request.id, layer.id) for name in ("index_k", "index_q"))
+        return indexer_of(keys, queries, request, supply.steps, self.dtype, self.partial)
 
     def _queries(self, request: Request, layer: Layer) -> Queries:
         return queries_of(self.folder.of("q", request.id, layer.id), request, layer, self.partial)
@@ -145,7 +158,12 @@ class Trace:
             k_pre=layer.rope is None or any("k_pre" in s.columns for s in self.folder.of("kv", *at)),
             wo_norm=self._holds(self.folder.of("values", *at), layer.q_heads * request.total),
             q_stats=self._holds(self.folder.of("q_stats", *at), layer.q_heads),
+            index_steps=self._index_steps(request, layer),
         )
+
+    def _index_steps(self, request: Request, layer: Layer) -> Ints | None:
+        keys, queries = (self.folder.of(name, request.id, layer.id) for name in ("index_k", "index_q"))
+        return index_steps(queries, request) if queries and self._holds(keys, request.total) else None
 
     def _holds(self, segments: Sequence[Segment], rows: int) -> bool:
         """An optional table is there; in a partial trace, and with all rows of the prefix."""
@@ -202,7 +220,7 @@ def _reach(folder: Folder, r: Request, layer: Layer, dtype: str) -> int:
 
 def _check_tables(folder: Folder, r: Request, layer: Layer, dtype: str) -> None:
     """The tables of one (request, layer) are there, with the columns and widths that its layer says. Raises BadTrace."""
-    tables = {name: folder.of(name, r.id, layer.id) for name in ("kv", "q", "prefill", "values", "q_stats")}
+    tables = {name: folder.of(name, r.id, layer.id) for name in TABLES}
     for name in ("kv", "q"):
         if not tables[name] and not folder.partial:
             where = f"{folder.root}/{name}/request={r.id}/layer={layer.id}"
@@ -218,7 +236,9 @@ def _check_tables(folder: Folder, r: Request, layer: Layer, dtype: str) -> None:
     }
     for name, segments in tables.items():
         for s in segments:
-            check_columns(s, schemas[name])
+            check_columns(s, schemas[name] if name in schemas else INDEX[name](s.byte_width(name[-1])))
+        if name in INDEX and segments:
+            widths(segments, name[-1], dtype)
 
 
 def _cut(r: Request, total: int) -> Request:

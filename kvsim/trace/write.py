@@ -19,8 +19,19 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from kvsim.errors import WrongUse
-from kvsim.geometry import ITEMSIZE, Layer, QueryStats, Request
-from kvsim.tables import LAYERS, PREFILL, REQUESTS, TRACE_SCHEMA, VALUES, kv_schema, q_schema, q_stats_schema
+from kvsim.geometry import ITEMSIZE, SCORE_FNS, Layer, QueryStats, Request
+from kvsim.tables import (
+    LAYERS,
+    PREFILL,
+    REQUESTS,
+    TRACE_SCHEMA,
+    VALUES,
+    index_k_schema,
+    index_q_schema,
+    kv_schema,
+    q_schema,
+    q_stats_schema,
+)
 from kvsim.trace.bits import RAW, Raw
 from kvsim.trace.closing import locked, replacing
 from kvsim.trace.folder import DRAFT, Key
@@ -196,9 +207,41 @@ class TraceWriter:
                 raise WrongUse(f"q_stats are {x.dtype}{list(x.shape)}; expected float32{[spec.q_heads, *shape]}")
         self._follow("q_stats", request, layer, 0, r.prompt)
         heads = np.arange(spec.q_heads)
-        columns: Columns = {"q_head": heads, "pos": np.full_like(heads, stats.first), "queries": np.full_like(heads, stats.queries)}
+        columns: Columns = {
+            "q_head": heads,
+            "pos": np.full_like(heads, stats.first),
+            "queries": np.full_like(heads, stats.queries),
+        }
         columns |= {"mean": stats.mean, "covariance": stats.covariance.reshape(len(heads), -1)}
         self._segment("q_stats", request, layer, columns, q_stats_schema(spec.key_dim))
+
+    def index_k(self, request: int, layer: int, pos0: int, k: Raw) -> None:
+        """Keys of a learned indexer at positions pos0, pos0 + 1, ...: raw numbers [n, d], one for all heads of the layer."""
+        self._find(request, layer)
+        self._expect("index keys", k, (len(k), k.shape[-1]))
+        self._follow("index_k", request, layer, pos0, pos0 + len(k), [f"k of {k.shape[1]} numbers"])
+        for a in range(0, len(k), ROWS):
+            rows = k[a : a + ROWS]
+            columns = {"pos": np.arange(pos0 + a, pos0 + a + len(rows)), "k": rows}
+            self._segment("index_k", request, layer, columns, index_k_schema(rows[0].nbytes))
+
+    def index_q(self, request: int, layer: int, steps: ArrayLike, q: Raw, w: Raw, score_fn: str) -> None:
+        """Queries of a learned indexer of decode `steps` [n], ascending: raw numbers q [n, H, d], weights w [n, H]; score_fn: of
+        geometry.SCORE_FNS."""
+        r, _ = self._find(request, layer)
+        step = np.asarray(steps, np.int64)
+        self._expect("index queries", q, (len(step), *q.shape[1:3]))
+        if score_fn not in SCORE_FNS or w.shape != q.shape[:2] or (np.diff(step, prepend=-1) < 1).any():
+            raise WrongUse(
+                f"index_q of request {request}, layer {layer}: score_fn {score_fn!r}, w {list(w.shape)}, steps {step.tolist()}; expected "
+                f"{' or '.join(SCORE_FNS)}, {list(q.shape[:2])}, and steps from 0 up, ascending"
+            )
+        kind = [f"q of {list(q.shape[1:])}", score_fn]
+        self._follow("index_q", request, layer, None, r.prompt + int(step[-1]) + 1, kind)
+        columns = _grid("index_head", q.shape[1], "decode_step", step)
+        columns |= {"pos": columns["decode_step"] + r.prompt, "w": np.asarray(w, np.float32).T.ravel(), "q": np.swapaxes(q, 0, 1)}
+        columns |= {"score_fn": np.repeat(score_fn, len(columns["pos"]))}
+        self._segment("index_q", request, layer, columns, index_q_schema(q[0, 0].nbytes))
 
     # -------------------------------------------------------------------------------------------- what a call must be
     def _find(self, request: int, layer: int) -> tuple[Request, Layer]:
@@ -265,10 +308,11 @@ class TraceWriter:
     def _finish(self) -> None:
         for r in self.requests:
             for layer in (x.id for x in self.layers if x.captured):
-                ends = {table: self._ends.get((table, r.id, layer)) for table in ("kv", "q", "values")}
-                if ends["kv"] != r.total or ends["q"] is None or ends["values"] not in (None, r.total):
+                ends = {table: self._ends.get((table, r.id, layer)) for table in ("kv", "q", "values", "index_k")}
+                if ends["kv"] != r.total or ends["q"] is None or {ends["values"], ends["index_k"]} - {None, r.total}:
+                    there = {table: end for table, end in ends.items() if table != "index_k" or end is not None}
                     raise WrongUse(
-                        f"request {r.id}, layer {layer}: rows end at {ends}; expected kv (and values) to {r.total}, and queries"
+                        f"request {r.id}, layer {layer}: rows end at {there}; expected kv (and values) to {r.total}, and queries"
                     )
         if self._latest != set(self._rows):
             self.describe([row for _, row in sorted(self._rows.items())])

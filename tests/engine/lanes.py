@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.engine.run import Job, run_layer
 from kvsim.engine.source import Source
-from kvsim.geometry import ITEMSIZE, Layer, QueryStats, Request, Span
+from kvsim.geometry import ITEMSIZE, Indexer, Layer, QueryStats, Request, Span
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
 from kvsim.tables import table
@@ -53,7 +53,9 @@ def lane(
     mass = rng.random((q_heads, prompt)).astype(np.float32)
     norm, mean = np.abs(draw(q_heads, total)), draw(q_heads, key_dim)
     stats = QueryStats(mean, np.tile(np.eye(key_dim, dtype=np.float32), (q_heads, 1, 1)), 0, prompt)
-    return Source(layer, request, k, v, at, prompt + at, q, window_q, k_pre, mass, norm, stats)
+    index_q, index_w, index_k = draw(len(at), 3, 5), draw(len(at), 3), draw(total, 5)
+    indexer = Indexer(index_q, index_w, index_k, "relu_weighted")
+    return Source(layer, request, k, v, at, prompt + at, q, window_q, k_pre, mass, norm, stats, indexer)
 
 
 def stored(x: Any, dtype: str) -> Any:
@@ -68,8 +70,17 @@ def first_steps(source: Source, steps: int) -> Source:
     total = int(source.t[steps - 1]) + 1
     request = dataclasses.replace(source.request, total=total, roles=source.request.roles[:total])
     cut = {name: getattr(source, name)[:, :total] for name in ("k", "v", "k_pre", "wo_norm")}
+    x = source.indexer
+    indexer = x and dataclasses.replace(x, q=x.q[:steps], w=x.w[:steps], k=x.k[:total])
     return dataclasses.replace(
-        source, request=request, steps=source.steps[:steps], t=source.t[:steps], q=source.q[:steps], _one={}, **cut
+        source,
+        request=request,
+        steps=source.steps[:steps],
+        t=source.t[:steps],
+        q=source.q[:steps],
+        indexer=indexer,
+        _one={},
+        **cut,
     )
 
 

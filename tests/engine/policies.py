@@ -21,6 +21,7 @@ STATELESS = [
     "recency(read=pages(3), page=4)",
     "recency(read=pages(3), page=4, sinks=1)",
     "random_read(read=pages(3), page=4, seed=5)",
+    "dsa(read=tokens(7), sinks=1)",
 ]
 BLIND = [
     "streaming_llm(sinks=2, hold=tokens(17))",
@@ -34,6 +35,8 @@ BLIND = [
     'defensivekv(hold=tokens(20), window=5, scope="model", compat=True)',
     "knorm(hold=tokens(15))",
     "random_keep(hold=tokens(15), seed=3)",
+    "r_kv(hold=tokens(20), window=5, period=6)",
+    "expected_attention(hold=tokens(20))",
 ]
 SEEING = ["oracle_keep(hold=tokens(15))"]  # the future: a shorter trace has another one
 WATCHING = [

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvsim.geometry import ITEMSIZE
+from kvsim.geometry import INDEX, ITEMSIZE
 from kvsim.policies import allocate
 from tests.engine.lanes import ROWS, by_step, chain, differing, lane, placement, run
 from tests.engine.policies import ALL, CHAINS, EVICTING, STATELESS
@@ -139,6 +139,13 @@ def test_bytes_are_those_of_the_rows(runs, policy):
         assert (ledger["index_bytes"] % page == 0).all()
         assert np.array_equal(ledger["index_resident_bytes"], ledger["resident_page_bytes"] // (read.page * lay.row_bytes) * page)
         assert (ledger["index_bytes"] // page <= -(-ledger["visible_tokens"] // read.page) + 1).all()
+    elif INDEX in read.needs:  # the layer's, on its first kv head
+        row = read.index_row_bytes(source.indexer.k.shape[1], ITEMSIZE[lay.dtype])
+        held, scanned = (by_step(ledger, name) for name in ("index_resident_bytes", "index_bytes"))
+        assert np.array_equal(held[0], by_step(ledger, "held_tokens")[0] * row)
+        assert ((scanned[0] == 0) | (scanned[0] == by_step(ledger, "visible_tokens")[0] * row)).all()
+        assert not held[1:].any()
+        assert not scanned[1:].any()
     else:
         assert not ledger["index_bytes"].any()
         assert not ledger["index_resident_bytes"].any()
@@ -183,16 +190,18 @@ def test_permuted_kv_heads_permute_the_tables(policy):
     fields = {name: getattr(source, name)[turn] for name in ("k", "v", "k_pre")} | {
         name: getattr(source, name)[q] for name in ("mass", "wo_norm")
     }
+    stats = dataclasses.replace(source.q_stats, mean=source.q_stats.mean[q], covariance=source.q_stats.covariance[q])
+    fields |= {"q_stats": stats, "before": source.before[:, q]}
     turned = dataclasses.replace(source, q=source.q[:, q], window_q=source.window_q[:, q], _one={}, **fields)
     a, b = run(source, policy, plans=True), run(turned, policy, plans=True)
     for name in ROWS:
         for column, back in (("kv_head", turn), ("q_head", q)):
             if column in b[name]:
                 b[name][column] = np.array([back[int(x)] if x >= 0 else x for x in b[name][column]])
-    once = (
-        {"events.state_bytes"} if "qevict" in str(policy) or "tova" in str(policy) else set()
-    )  # what a layer remembers is told of head 0
-    assert set(differing(a, b)) <= once
+    # What a layer remembers, and a learned index, is told of head 0.
+    once = {"events.state_bytes"} if any(name in str(policy) for name in ("qevict", "tova", "r_kv")) else set()
+    learned = {f"ledger.{name}" for name in ("index_bytes", "index_resident_bytes", "write_bytes")}
+    assert set(differing(a, b)) <= once | (learned if "dsa" in str(policy) else set())
     assert np.sum(a["events"].get("state_bytes", 0)) == np.sum(b["events"].get("state_bytes", 0))
 
 

@@ -218,6 +218,7 @@ def test_a_description_says_what_is_there(tmp_path):
         "k_pre": False,
         "wo_norm": True,
         "q_stats": False,
+        "index": False,
         "all_layers": False,
     }
     assert d["needs"]["k_pre"]["option"] == "--k-pre"
