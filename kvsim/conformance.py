@@ -64,7 +64,8 @@ def lane(
     norm = np.abs(draw(kv_heads * group, total)).astype(np.float32)
     spread = draw(kv_heads * group, dim, dim).astype(np.float32)
     stats = QueryStats(draw(kv_heads * group, dim).astype(np.float32), spread @ spread.swapaxes(1, 2) / dim, 0, prompt)
-    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, norm, stats, _indexer(draw, steps, total))
+    indexer, before = _indexer(draw, steps, total), draw(*q.shape).astype(np.float32)
+    return Source(layer, request, k, v, at, prompt + at, q, window, k_pre, mass, norm, stats, indexer, before)
 
 
 def _indexer(draw: Callable[..., Any], steps: int, total: int) -> Indexer:
@@ -285,10 +286,11 @@ def _turned(chain: Chain, source: Source) -> str:
     assert source.mass is not None
     assert source.wo_norm is not None
     assert source.q_stats is not None
+    assert source.before is not None
     stats = dataclasses.replace(source.q_stats, mean=source.q_stats.mean[q], covariance=source.q_stats.covariance[q])
     turned = dataclasses.replace(
         source, k=source.k[kv], v=source.v[kv], k_pre=source.k_pre[kv], q=source.q[:, q], window_q=source.window_q[:, q],
-        mass=source.mass[q], wo_norm=source.wo_norm[q], q_stats=stats, _one={},
+        mass=source.mass[q], wo_norm=source.wo_norm[q], q_stats=stats, before=source.before[:, q], _one={},
     )  # fmt: skip
     ledger, heads = _rows(chain, source)
     expected = {c: x[kv] for c, x in ledger.items()}, {c: x[q] for c, x in heads.items()}
@@ -301,6 +303,7 @@ def _shortened(source: Source, steps: int) -> Source:
     cut = {name: getattr(source, name)[:, :total] for name in ("k", "v", "k_pre", "wo_norm")}
     x = source.indexer
     assert x is not None
+    assert source.before is not None
     indexer = dataclasses.replace(x, q=x.q[:steps], w=x.w[:steps], k=x.k[:total])
     return dataclasses.replace(
         source,
@@ -309,6 +312,7 @@ def _shortened(source: Source, steps: int) -> Source:
         t=source.t[:steps],
         q=source.q[:steps],
         indexer=indexer,
+        before=source.before[:steps],
         _one={},
         **cut,
     )
@@ -317,14 +321,14 @@ def _shortened(source: Source, steps: int) -> Source:
 def _other_future(source: Source, steps: int) -> Source:
     """The same request up to its first steps; what comes after is that of another."""
     other, total = lane(seed=9), source.request.prompt + steps
-    arrays = {name: getattr(source, name).copy() for name in ("k", "v", "k_pre", "wo_norm", "q")}
+    arrays = {name: getattr(source, name).copy() for name in ("k", "v", "k_pre", "wo_norm", "q", "before")}
     for name, x in arrays.items():
-        after = np.s_[steps:] if name == "q" else np.s_[:, total:]
+        after = np.s_[steps:] if name in ("q", "before") else np.s_[:, total:]
         x[after] = getattr(other, name)[after]
     mine, later = source.indexer, other.indexer
     assert mine is not None
     assert later is not None
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate([getattr(mine, name)[:n], getattr(later, name)[n:]])
         for name, n in (("q", steps), ("w", steps), ("k", total))
     }

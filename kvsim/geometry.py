@@ -38,6 +38,7 @@ KEYS = Need("keys")
 VALUES = Need("values")
 Q_STATS = Need("q_stats", "--q-stats")
 INDEX = Need("index")  # no capture records it
+BEFORE = Need("queries_before", "--layers all")  # of the attention layer before
 QUERIES = Need("queries", ATTENTION.option)
 
 

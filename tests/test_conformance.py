@@ -41,6 +41,7 @@ SHIPPED = {
     "random_read": "random_read(read=pages(2), page=4)",
     "recency": "recency(read=pages(2), page=4)",
     "snapkv": "snapkv(hold=tokens(20), window=5)",
+    "sparda_proxy": "sparda_proxy(read=pages(2), page=4)",
     "streaming_llm": "streaming_llm(sinks=2, hold=tokens(17))",
     "tova": "tova(hold=tokens(15))",
     "zipcache": "zipcache(period=4, window=8)",

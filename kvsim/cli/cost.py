@@ -86,6 +86,7 @@ def cost_predict(args: argparse.Namespace) -> None:
         how=_how(args),
         weights_bytes=_bytes(args.weights),
         graph=args.graph,
+        overlap=args.overlap,
     )
     bill = predict.predict(read_model(args.model), run.about, run.ledger, run.tables["events"], asked)
     if args.strict:
@@ -308,6 +309,12 @@ def _cost_predict_options(p: argparse.ArgumentParser) -> None:
         "--batch", type=one_number, default=1, metavar="N", help="requests at once, all like the replayed one (default: 1)"
     )
     _cost_variant_option(p)
+    p.add_argument(
+        "--overlap",
+        choices=("none", "next_layer"),
+        default="none",
+        help="fetches one after the other with the rest (default), or behind the layer before",
+    )
     p.add_argument("--strict", action="store_true", help="exit 3 unless every part of every step is calibrated")
     _cost_price_options(p)
 

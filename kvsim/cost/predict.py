@@ -15,6 +15,7 @@ from kvsim.cost.launches import Kernels
 from kvsim.cost.ledger import Work, work
 from kvsim.cost.model import GRADES, CostModel
 from kvsim.cost.numbers import seconds
+from kvsim.cost.overlap import layers_of
 from kvsim.cost.prefill import extra
 from kvsim.cost.price import parts, steps
 from kvsim.cost.prices import Prices, priced_for
@@ -22,6 +23,10 @@ from kvsim.cost.samples import write_whole
 from kvsim.errors import BadProfile, Uncalibrated, WrongUse
 
 PERCENTILES = (50, 95, 99)
+AHEAD = (
+    "--overlap next_layer: fetches of a layer behind the compute of the one before, all layers alike; it takes pages that are known a layer "
+    "ahead, as those of sparda_proxy are"
+)
 AT_EVENTS = ("routing", "tier_move")  # what only steps that change the held set do; and looking at scores, where only they look
 
 
@@ -38,7 +43,8 @@ class Bill:
 
 @dataclass(frozen=True)
 class Asked:
-    """batch: so many requests at once, all like the one replayed. The rest as in price.Prices and launches.Kernels."""
+    """batch: so many requests at once, all like the one replayed. overlap: as in overlap.step_time. The rest as in price.Prices and
+    launches.Kernels."""
 
     batch: int = 1
     variant: str | None = None
@@ -46,6 +52,7 @@ class Asked:
     how: Kernels = field(default_factory=Kernels)
     weights_bytes: int | None = None
     graph: str | None = None
+    overlap: str = "none"  # of overlap.OVERLAPS: whether fetches hide behind the layer before
 
 
 def predict(model: CostModel, about: dict[str, Any], ledger: pl.LazyFrame, events: pl.LazyFrame, asked: Asked) -> Bill:
@@ -58,14 +65,17 @@ def predict(model: CostModel, about: dict[str, Any], ledger: pl.LazyFrame, event
     )
     _refuse_what_does_not_fit(model, found, asked)
     by_class = parts(prices, found.launches)
-    by_step = found.steps.join(steps(by_class), on="step").with_columns(pl.col("unknown").list.join(", "))
+    ahead = layers_of(found.launches) if asked.overlap == "next_layer" else None
+    by_step = found.steps.join(steps(by_class, ahead), on="step").with_columns(pl.col("unknown").list.join(", "))
     prefill, notes = _prefill(prices, about, found, asked)
     names = found.steps.select("step", "policy", "request", "at")
     by_class = names.join(by_class, on="step").sort("step", maintain_order=True)
+    told = {"overlap": asked.overlap} if ahead is not None else {}
     summary = [
-        _summary(p, rows, by_class.filter(policy=p), prefill.filter(policy=p), asked.how)
+        _summary(p, rows, by_class.filter(policy=p), prefill.filter(policy=p), asked.how) | told
         for (p,), rows in by_step.group_by("policy", maintain_order=True)
     ]
+    notes += [AHEAD] if ahead is not None else []
     return Bill(_named(by_step), _named(by_class), prefill, summary, found.notes + notes + _measured(model, by_class))
 
 
@@ -239,6 +249,10 @@ def _apart(s: dict[str, Any]) -> list[str]:
 def _fetched(s: dict[str, Any]) -> list[str]:
     if s["overlap_us"] == s["tpot_us"]["p50"]:
         return []
+    if s.get("overlap"):
+        return [
+            f"  fetches behind the layer before {seconds(s['tpot_us']['p50'])}, behind all else {seconds(s['overlap_us'])} (p50)"
+        ]
     return [
         f"  fetches one after the other with the rest {seconds(s['tpot_us']['p50'])}, hidden behind it {seconds(s['overlap_us'])} (p50)"
     ]

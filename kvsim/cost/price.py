@@ -12,6 +12,7 @@ import polars as pl
 from kvsim.cost.classfit import ClassFit
 from kvsim.cost.launches import FETCHES, MOVES
 from kvsim.cost.model import GRADES, TRANSFER, floored, measured, transferred, unknown
+from kvsim.cost.overlap import next_layer
 from kvsim.cost.prices import BANDWIDTH, NONE, OWN, TAKEN, WHOLE, Prices
 
 US = ("us", "low_us", "high_us")
@@ -124,11 +125,12 @@ def _of_batches(rest: ClassFit, steps: pl.DataFrame) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ steps
-def steps(found: pl.DataFrame) -> pl.DataFrame:
+def steps(found: pl.DataFrame, layers: pl.DataFrame | None = None) -> pl.DataFrame:
     """parts -> one row a step: step_us, low_us, high_us, overlap_us, grade, binding (the class that takes most), unknown.
 
     step_us takes fetches one after the other with the rest; overlap_us hides them behind it: max(0, fetch - window), the window being
-    everything else. low_us is of the overlapped step. unknown: classes without a time, so that step_us is a floor."""
+    everything else. low_us is of the overlapped step. unknown: classes without a time, so that step_us is a floor. layers (overlap.layers_of):
+    step_us hides fetches behind the layer before, all layers taken to be alike."""
     fetch = pl.col("class").is_in(FETCHES)
     rank = pl.col("grade").replace_strict({g: i for i, g in enumerate(GRADES)}, return_dtype=pl.Int64)
 
@@ -145,4 +147,11 @@ def steps(found: pl.DataFrame) -> pl.DataFrame:
         binding=pl.col("class").sort_by(pl.col("us").fill_null(-1.0), descending=True, maintain_order=True).first(),
         unknown=pl.col("class").filter(pl.col("us").is_null()).unique(maintain_order=True),
     )
+    if layers is not None:
+        fetched = found.filter(fetch).group_by("step").agg(fetch_us=pl.col("us").sum())
+        both = out.join(layers, on="step", how="left", maintain_order="left").join(
+            fetched, on="step", how="left", maintain_order="left"
+        )
+        spent = pl.col("fetch_us").fill_null(0.0)
+        out = both.with_columns(step_us=next_layer(spent, pl.col("step_us") - spent, pl.col("layers"))).drop("layers", "fetch_us")
     return out.with_columns(grade=pl.col("rank").replace_strict(dict(enumerate(GRADES)), return_dtype=pl.String)).drop("rank")

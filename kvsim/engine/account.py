@@ -15,7 +15,7 @@ from kvsim.engine.reads import Picked
 from kvsim.engine.select import dealt
 from kvsim.engine.source import Source
 from kvsim.engine.stop import mass_bound, unread_part
-from kvsim.geometry import ATTENTION, INDEX, ITEMSIZE
+from kvsim.geometry import ATTENTION, BEFORE, INDEX, ITEMSIZE
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE
 from kvsim.kernels.order import common, first_pages
@@ -254,7 +254,7 @@ def heads(
         out["page_precision"] = np.exp2(sums[:, sparse.ENTROPY]) / np.maximum(out["read_pages"], 1)
         out |= _page_recalls(block, picked)
         out["false_read_bytes"] = _false_reads(chain, block, held, picked, record)
-        if chain.part("read").index is not None:
+        if chain.part("read").index is not None and BEFORE not in chain.part("read").needs:
             out |= _bounds(block, held, picked, truth)
     return out
 

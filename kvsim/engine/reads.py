@@ -15,7 +15,7 @@ from kvsim.engine.pages import Pages, Versions, pages_of, versions
 from kvsim.engine.source import Source
 from kvsim.engine.stop import Depths, Ordered, Truth, depths, foretold, ordered
 from kvsim.errors import WrongUse
-from kvsim.geometry import INDEX, TRUTH
+from kvsim.geometry import BEFORE, INDEX, TRUTH
 from kvsim.kernels.order import page_states, settled
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies import allocate
@@ -223,8 +223,10 @@ class Reader:
 
         where = (self.source.request.id, self.source.layer.id, self.head)
         learned = self._learned(t, pos[v.slot[:, 0]], full) if INDEX in self.read.needs else None
-        view = View(times, batch, pages.id[v.page][None], summary, where, asked, learned)
-        for x in (batch, times, *summary.values(), *((learned.q, learned.w, learned.k) if learned else ())):
+        before = self._before(t, batch) if BEFORE in self.read.needs else None
+        view = View(times, batch, pages.id[v.page][None], summary, where, asked, learned, before)
+        more = [] if before is None else [before]
+        for x in (batch, times, *summary.values(), *((learned.q, learned.w, learned.k) if learned else more)):
             x.flags.writeable = False
         got = scored(self.read, view)
         told = np.ascontiguousarray(got[:n, 0])
@@ -236,6 +238,15 @@ class Reader:
         if bad:
             raise not_a_number(self.read)
         return score
+
+    def _before(self, t: Ints, like: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The queries of the layer before of the steps at positions t, in the shape of this layer's."""
+        told, group = self.source.before, self.source.layer.group
+        assert told is not None
+        out = np.zeros_like(like)
+        mine = slice(self.head * group, (self.head + 1) * group)
+        out[: len(t), 0] = told[np.searchsorted(self.source.t, t), mine]
+        return out
 
     def _learned(self, t: Ints, pos: Ints, full: int) -> Learned:
         """Rows of the learned indexer: of the steps at positions t, as many as `full`, and of the tokens at pos."""

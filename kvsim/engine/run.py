@@ -29,6 +29,7 @@ from kvsim.engine.recurrence import Recurrence
 from kvsim.engine.slack import SlackByAge
 from kvsim.engine.source import Source
 from kvsim.engine.turnover import SOON, Turnover
+from kvsim.geometry import BEFORE
 from kvsim.policies import allocate
 from kvsim.policies.protocol import Chain
 from kvsim.policies.read.everything import everything
@@ -156,7 +157,8 @@ class _Work:
         self.curves = None
         self.turnover: Turnover | None = None
         self.slack: SlackByAge | None = None
-        if self.explain and read.page is not None and read.index is not None and read.refresh == 1:
+        ranked = read.index is not None and BEFORE not in read.needs  # by what this layer's queries would say
+        if self.explain and read.page is not None and ranked and read.refresh == 1:
             again = self.reader or Reader(read, src, head, steps_per_block(src.layer.group), self.record)
             self.turnover = Turnover(again, -(-src.request.total // read.page), src.layer.group)
             self.slack = SlackByAge(read.page, src.layer.key_dim, src.request.total)

@@ -54,6 +54,7 @@ class Source:
     wo_norm: NDArray[np.float32] | None = None
     q_stats: QueryStats | None = None
     indexer: Indexer | None = None  # in float32
+    before: NDArray[np.float32] | None = None  # [N, Hq, d]: queries of the attention layer before, at the same steps
     _one: dict[str, Any] = field(default_factory=dict, repr=False)  # the float32 copies of one kv head at a time
 
     @cached_property

@@ -25,6 +25,7 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import (
     ALL_LAYERS,
     ATTENTION,
+    BEFORE,
     FUTURE,
     INDEX,
     K_PRE,
@@ -198,6 +199,7 @@ class View:
     where: tuple[int, ...]  # request, layer, first kv head: for seeds only
     truth: Callable[[str], Floats] | None = None  # truth("mass" | "logit") -> [N, Hkv, G, P]; only with TRUTH
     learned: Learned | None = None  # only with INDEX, which needs pages of one token
+    before: Floats | None = None  # [N, Hkv, G, d]: the queries of the attention layer before, heads as here; only with BEFORE
 
 
 class Index(Protocol):
@@ -391,8 +393,8 @@ class Chain:
 
 
 __all__ = [
-    "ALL_LAYERS", "ATTENTION", "CODED", "FULL", "FUTURE", "GONE", "HOST", "INDEX", "K_PRE", "KEYS", "KEY_NORM", "KINDS", "PREFILL_MASS",
-    "QUERIES", "Q_STATS", "TRUTH", "VALUES", "WO_NORM", "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index", "Keep", "Layer",
-    "Learned", "Levels", "Need", "Part", "Prefix", "Ranking", "Read", "SSD", "Seen", "Span", "Stage", "State", "Store", "View", "Window",
-    "expect", "replace", "save_calibration",
+    "ALL_LAYERS", "ATTENTION", "BEFORE", "CODED", "FULL", "FUTURE", "GONE", "HOST", "INDEX", "K_PRE", "KEYS", "KEY_NORM", "KINDS",
+    "PREFILL_MASS", "QUERIES", "Q_STATS", "TRUTH", "VALUES", "WO_NORM", "Budget", "Chain", "Codec", "Codecs", "Forced", "Hold", "Index",
+    "Keep", "Layer", "Learned", "Levels", "Need", "Part", "Prefix", "Ranking", "Read", "SSD", "Seen", "Span", "Stage", "State", "Store",
+    "View", "Window", "expect", "replace", "save_calibration",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from kvsim.engine.source import Source
 from kvsim.errors import WrongUse
 from kvsim.paging import Pool, inflation
 from kvsim.replay.asked import AnyPolicy, chosen, jobs_of, resolve
-from kvsim.replay.lanes import source_of
+from kvsim.replay.lanes import source_for, source_of
 from kvsim.replay.needs import check_needs
 from kvsim.trace.open import Trace, open_trace
 
@@ -51,9 +51,10 @@ def drafted(
     frames = [pl.DataFrame(schema=schema)]
     for request in asked.requests:
         for layer in asked.layers:
-            source = source_of(opened.lane(request, layer))
+            jobs = jobs_of(asked.entries[0].policy, layer)
+            _, source = source_for(opened, request, layer, [job.chain for job in jobs])
             with threadpool_limits(1, user_api="blas"):
-                parts = [part for job in jobs_of(asked.entries[0].policy, layer) for part in drafts.drafted(source, job, block)]
+                parts = [part for job in jobs for part in drafts.drafted(source, job, block)]
             at = {"request": request.id, "layer": layer.id}
             frames += [pl.DataFrame(part | at).select(pl.col(c).cast(d) for c, d in schema.items()) for part in parts]
     return pl.concat(frames)

@@ -10,6 +10,7 @@ from kvsim.errors import WrongUse
 from kvsim.geometry import (
     ALL_LAYERS,
     ATTENTION,
+    BEFORE,
     FUTURE,
     INDEX,
     K_PRE,
@@ -32,6 +33,7 @@ from kvsim.policies.protocol import Chain, Part
 from kvsim.policies.rules import Rule, gap
 from kvsim.policies.store.offload import offload
 from kvsim.replay.asked import Asked, jobs_of, spans
+from kvsim.replay.lanes import layer_before
 from kvsim.trace.open import Supply, Trace
 
 
@@ -49,7 +51,7 @@ def check_needs(trace: Trace, asked: Asked) -> None:
                 for job in jobs_of(entry.policy, layer):
                     _foreign(trace, r, layer, job.chain)
                     chain = _in_layer(job.chain, layer)
-                    for problem in lacking(chain, asked, r, layer, supply):
+                    for problem in (*lacking(chain, asked, r, layer, supply), *_before(chain, trace, r, layer, supply)):
                         raise WrongUse(f"{problem} (trace {trace.id}, request {r.id}, layer {layer.id})")
                     allocate.hold_limit(chain.part("keep"), r.prompt - layer.first_visible(r.prompt - 1), r, layer)
                     _check_rule(chain, r, layer, supply)
@@ -119,6 +121,20 @@ def _unindexed(supply: Supply) -> str | None:
     return f"index_q has no rows of decode steps {spans(lost)}; write those of every captured step" if lost else None
 
 
+def _before(chain: Chain, trace: Trace, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
+    """What keeps the queries of the attention layer before from standing in for this one's."""
+    for part in (p for p in chain.parts if BEFORE in p.needs):
+        name, other = f"{type(part).__name__} needs {BEFORE}", layer_before(trace, layer)
+        if other is None:
+            yield f"{name}: no attention layer lies before; leave this one whole, dense_layers={layer.id + 1}"
+        elif not other.captured:
+            yield f"{name}: layer {other.id} is not captured; capture with {BEFORE.option}"
+        elif (other.q_heads, other.kv_heads, other.key_dim) != (layer.q_heads, layer.kv_heads, layer.key_dim):
+            yield f"{name}: layer {other.id} has other heads; expected as many, of as many numbers"
+        elif not np.array_equal(trace.supplies(r, other).steps, supply.steps):
+            yield f"{name}: layer {other.id} has queries of other steps; capture all layers alike"
+
+
 def _turns(part: Part) -> str:
     """What a part does that needs a RoPE which can be applied again."""
     codecs = getattr(part, "codecs", None)
@@ -144,7 +160,7 @@ def _missing(need: Need, asked: Asked, r: Request, layer: Layer, supply: Supply)
         )
     elif need == INDEX:
         return _unindexed(supply)
-    elif need in (TRUTH, FUTURE, KEY_NORM, KEYS, VALUES):
+    elif need in (TRUTH, FUTURE, KEY_NORM, KEYS, VALUES, BEFORE):
         problem = ""
     else:
         tables = {PREFILL_MASS: supply.prefill_mass, K_PRE: supply.k_pre, WO_NORM: supply.wo_norm, Q_STATS: supply.q_stats}

@@ -19,7 +19,7 @@ from kvsim.policies.protocol import Part
 from kvsim.replay.asked import Asked, Task, jobs_of
 from kvsim.replay.baselines import Entry
 from kvsim.replay.floor import noise_floor
-from kvsim.replay.lanes import source_of
+from kvsim.replay.lanes import source_for
 from kvsim.replay.laws import check_laws
 from kvsim.replay.parts import Parts, read_part, write_part
 from kvsim.replay.share import Limits
@@ -45,8 +45,9 @@ class Work:
         request, layer = self._find(task)
         try:
             with threadpool_limits(1, user_api="blas"):
-                lane = self.trace.lane(request, layer)
-                write_part(self.parts, task, self._batches(source_of(lane), layer), noise_floor(lane))
+                chains = [job.chain for entry in self.asked.entries for job in jobs_of(entry.policy, layer)]
+                lane, source = source_for(self.trace, request, layer, chains)
+                write_part(self.parts, task, self._batches(source, layer), noise_floor(lane))
         except KvsimError:
             raise
         except (Exception, SystemExit) as e:

@@ -145,6 +145,12 @@ class Trace:
         keys, queries = (self.folder.of(name, request.id, layer.id) for name in ("index_k", "index_q"))
         return indexer_of(keys, queries, request, supply.steps, self.dtype, self.partial)
 
+    def decode_queries(self, request: Request, layer: Layer) -> tuple[Ints, Raw]:
+        """The decode steps whose queries are captured, ascending, and raw queries [N, Hq, key_dim]. Raises BadTrace."""
+        queries = self._queries(request, layer)
+        decode = queries.steps >= 0
+        return queries.steps[decode], queries.vectors("q", self.dtype)[decode]
+
     def _queries(self, request: Request, layer: Layer) -> Queries:
         return queries_of(self.folder.of("q", request.id, layer.id), request, layer, self.partial)
 

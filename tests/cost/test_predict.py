@@ -15,13 +15,16 @@ from kvsim.cost.fixed import fixed
 from kvsim.cost.launches import Kernels, table
 from kvsim.cost.model import calibrate, read_model, write_model
 from kvsim.cost.plain import step
-from kvsim.cost.predict import Asked, predict
+from kvsim.cost.predict import AHEAD, Asked, lines, predict
 from kvsim.cost.price import parts, steps
 from kvsim.cost.prices import priced_for
 from kvsim.cost.samples import write_samples
 from kvsim.cost.whatif import Asked as WhatIf
 from kvsim.cost.whatif import whatif
 from kvsim.errors import WrongUse
+from kvsim.metrics.run import open_run
+from kvsim.replay.run import replay
+from kvsim.synth.generate import synthesize
 from tests.cost.made import samples
 from tests.cost.runs import CHAIN, GQA, POLICIES
 
@@ -105,6 +108,25 @@ def test_events_at_different_steps_cost_the_same_in_all_and_less_at_the_end(run,
         assert not none or (spread == rows["step_us"].to_numpy()).all()
         apart += entry["tpot_staggered_us"]["p99"] < entry["tpot_us"]["p99"] - 1e-9
     assert apart
+
+
+def test_fetches_behind_the_layer_before_take_less_and_nothing_else_changes(model, tmp_path):
+    trace = synthesize(tmp_path / "trace", layers=2, **HEADS, prompt=205, steps=6)
+    fetching = "offload(device=pages(4)) >> sparda_proxy(read=tokens(64), page=16)"
+    run = open_run(replay(trace, ["full()", fetching], tmp_path / "run", workers=1).path)
+    serial, ahead = billed(run, model), billed(run, model, overlap="next_layer")
+    fetched = serial.parts.filter(pl.col("class") == "host_fetch").group_by("policy", "request", "step").agg(f=pl.col("us").sum())
+    both = serial.steps.join(ahead.steps, on=["policy", "request", "step"], suffix="_ahead")
+    both = both.join(fetched, on=["policy", "request", "step"], how="left").with_columns(pl.col("f").fill_null(0.0))
+    assert {*both.filter(pl.col("f") > 0)["policy"].str.contains("offload").to_list()} == {True}
+    for row in both.iter_rows(named=True):
+        f, c = row["f"], row["step_us"] - row["f"]
+        assert row["step_us_ahead"] == pytest.approx((f + max(f, c) + c) / 2)  # of two layers
+        assert row["overlap_us"] == row["overlap_us_ahead"]
+    assert ahead.parts.equals(serial.parts)
+    assert {*ahead.notes} == {*serial.notes, AHEAD}
+    assert all("overlap" not in s for s in serial.summary)
+    assert sum("fetches behind the layer before" in line for line in lines(ahead)) == 1
 
 
 def test_what_prefill_gains(run, model):

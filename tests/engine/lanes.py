@@ -55,7 +55,7 @@ def lane(
     stats = QueryStats(mean, np.tile(np.eye(key_dim, dtype=np.float32), (q_heads, 1, 1)), 0, prompt)
     index_q, index_w, index_k = draw(len(at), 3, 5), draw(len(at), 3), draw(total, 5)
     indexer = Indexer(index_q, index_w, index_k, "relu_weighted")
-    return Source(layer, request, k, v, at, prompt + at, q, window_q, k_pre, mass, norm, stats, indexer)
+    return Source(layer, request, k, v, at, prompt + at, q, window_q, k_pre, mass, norm, stats, indexer, draw(*q.shape))
 
 
 def stored(x: Any, dtype: str) -> Any:
@@ -79,6 +79,7 @@ def first_steps(source: Source, steps: int) -> Source:
         t=source.t[:steps],
         q=source.q[:steps],
         indexer=indexer,
+        before=None if source.before is None else source.before[:steps],
         _one={},
         **cut,
     )

@@ -22,6 +22,7 @@ STATELESS = [
     "recency(read=pages(3), page=4, sinks=1)",
     "random_read(read=pages(3), page=4, seed=5)",
     "dsa(read=tokens(7), sinks=1)",
+    "sparda_proxy(read=pages(3), page=4)",
 ]
 BLIND = [
     "streaming_llm(sinks=2, hold=tokens(17))",
