@@ -64,6 +64,7 @@ def _described(what: str, name: str) -> dict[str, Any]:
 
 def _needs(name: str, takes: dict[str, str]) -> dict[str, str]:
     """{need: the capture option that records it} of a policy with its defaults; a budget does not change them."""
+    from kvsim.geometry import INDEX
     from kvsim.policies.language import parse
 
     required = ", ".join(f"{n}=share(0.5)" for n, default in takes.items() if default == "required")
