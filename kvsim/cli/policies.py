@@ -9,7 +9,6 @@ from typing import Any
 from kvsim.cli.parsing import Commands, policy_file_option
 from kvsim.cli.printing import load_files, print_json, print_plain
 from kvsim.errors import WrongUse
-from kvsim.geometry import INDEX
 
 
 def policies(args: argparse.Namespace) -> None:
