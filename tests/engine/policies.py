@@ -23,6 +23,7 @@ STATELESS = [
     "random_read(read=pages(3), page=4, seed=5)",
     "dsa(read=tokens(7), sinks=1)",
     "sparda_proxy(read=pages(3), page=4)",
+    "h2o(hold=tokens(24)) >> moments() >> quest(read=pages(3), page=4)",
 ]
 BLIND = [
     "streaming_llm(sinks=2, hold=tokens(17))",
