@@ -12,9 +12,11 @@ import numpy as np
 import polars as pl
 
 import kvsim
+from analyses.closed_loop.run import TABLES
 from analyses.figures import Draws, Figures, told
 from analyses.reckoning import Reckoning, Sum
 from analyses.saving.question import sums as saved
+from kvsim.metrics.closed_loop import open_study, scores
 from kvsim.metrics.live_study import HIT
 from kvsim.report.export import write_png
 from kvsim.report.html import Figure, Section, Table, write_page
@@ -23,6 +25,7 @@ TASKS = {"needle": "one fact in a text", "reversal": "a question that turns", "p
 SCORES, FUSED, ANY = "gives attention weights (eager, SDPA)", "gives none (FlashAttention)", "any"
 
 LOST = "evidence not read (of its attention mass); in text that goes on, output error (relative L2)"
+CODED = "2 bits of everything"  # reads all the evidence, in codes: the one kind of policy that evidence read does not order (closed_loop)
 EVIDENCE = {"qevict": "evidence read", "losses": "evidence recall"}
 Place = tuple[str, str, str, str]  # question, figure, line, at: the smaller its figure, the better
 
@@ -38,7 +41,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class Choice:
-    """Of one branch in one cell. found: output errors; read: the part of the attention on the evidence that is read, where there is any."""
+    """Of one branch in one cell. found: output errors; read: the part of the attention on the evidence that is read, where there is any, of
+    policies that read exact rows."""
 
     branch: Branch
     cell: str
@@ -59,10 +63,10 @@ class Choice:
 
     @property
     def advice(self) -> str:
-        best, following = self.order[:2]
+        best, *others = self.order
         if self.read and self.read[best][0] < HIT:
             return f"a larger budget: of these none reads half of the attention on the evidence, {best} reads most"
-        return best if self.apart else f"{best} or {following}: {self.contexts} contexts do not tell them apart"
+        return best if not others or self.apart else f"{best} or {others[0]}: {self.contexts} contexts do not tell them apart"
 
     @property
     def apart(self) -> bool:
@@ -79,8 +83,9 @@ class Choice:
         what = "attention on the evidence that is read" if self.read else "output error"
         also = ", ".join(f"{name} {self.found[name][0]:.3f}" for name in self.order) if self.read else ""
         return (
-            f"{what}: {said[best]}; {'; '.join(said[name] for name in others)}"
+            f"{what}: {'; '.join(said[name] for name in (best, *others))}"
             + (f". Output error: {also}" if also else "")
+            + (f". {CODED} reads all of it, in codes: {solved()}" if self.read and CODED in self.branch.tried else "")
             + f" ({self.contexts} contexts; {links})"
         )
 
@@ -112,7 +117,7 @@ BRANCHES = (
             "QEvict with windows of 32": _of("qevict", "3 tiers", "32"),
             "H2O": _of("qevict", "eviction, H2O", "20 %"),
             "sinks and recent tokens": _of("losses", "recent", "pools"),
-            "2 bits of everything": _of("qevict", "2 bits of everything, KIVI", "20 %"),
+            CODED: _of("qevict", "2 bits of everything, KIVI", "20 %"),
         },
     ),
     Branch(
@@ -120,7 +125,7 @@ BRANCHES = (
         FIFTH,
         {
             "sinks and recent tokens": _of("losses", "recent", "pools"),
-            "2 bits of everything": _of("qevict", "2 bits of everything, KIVI", "20 %"),
+            CODED: _of("qevict", "2 bits of everything, KIVI", "20 %"),
         },
     ),
     Branch(
@@ -148,9 +153,17 @@ def choices() -> list[Choice]:
         for cell in [c for c in needed[0] if all(c in other for other in needed)]:
             found = {name: kept[q][cell](figure, line, at) for name, (q, figure, line, at) in branch.tried.items()}
             seen = {name: _read(kept[q][cell], EVIDENCE[q], line, at) for name, (q, _, line, at) in branch.tried.items()}
-            read = {name: x for name, x in seen.items() if x is not None}
-            out.append(Choice(branch, cell, len(needed[0][cell].contexts), found, read if len(read) == len(found) else {}))
+            exact = {name: x for name, x in seen.items() if name != CODED}
+            read = {name: x for name, x in exact.items() if x is not None}
+            out.append(Choice(branch, cell, len(needed[0][cell].contexts), found, read if len(read) == len(exact) else {}))
     return out
+
+
+def solved() -> str:
+    """What codes of everything are worth where a fact has to be found, from the closed loop, which has needles."""
+    found = scores(open_study(TABLES / "512")).filter(pl.col("mode") == "forced", pl.col("task") == "needle")
+    [share] = found.filter(pl.col("policy").str.contains("kivi(k_bits=2", literal=True))["score"].to_list()
+    return f"a running model finds {share:.0%} of the needles with it ([closed loop](../closed_loop/README.md))"
 
 
 def _read(f: Figures, figure: str, line: str, at: str) -> Draws | None:
