@@ -16,8 +16,9 @@ def test_what_is_written_runs_keeps_the_laws_and_is_in_style(kind, tmp_path, cap
     name = f"mine_{kind}"
     assert main(["new-policy", name, "--kind", kind, "-o", str(tmp_path)]) == 0
     files = [tmp_path / f"{name}.py", tmp_path / f"test_{name}.py", tmp_path / f"{name}.md"]
-    assert capsys.readouterr().out.split() == [str(f) for f in files]
-    use = KINDS[kind][1].format(name=name)
+    use, told = KINDS[kind][1].format(name=name), capsys.readouterr()
+    assert told.out.split() == [str(f) for f in files]
+    assert f'kvsim check-policy "{use}" --policy-file {files[0]}' in told.err
     assert main(["check-policy", use, "--policy-file", str(files[0])]) == 0
     assert "keeps every law" in capsys.readouterr().out
     linted = subprocess.run(

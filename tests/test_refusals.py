@@ -41,6 +41,22 @@ def test_a_synthetic_trace_that_cannot_be_is_refused_before_it_is_begun(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_what_was_taken_for_something_else_is_named(trace, run, tmp_path, monkeypatch, capsys):
+    """A trace for a run, a run for a trace, a file of policies for one, and a file of one's own that nobody named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    for words, said in {
+        f"show {trace.path}": f"a trace, and no run of one; kvsim replay {trace.path} -p POLICY -o RUN",
+        f"trace info {run}": f"a run, and no trace; kvsim show {run}",
+        f"replay {trace.path} -o out -p policy.toml": "a policy file is written with an @ before it, @policy.toml",
+        f"replay {trace.path} -o out -p mine(hold=tokens(9))": "a policy of your own takes --policy-file mine.py",
+        "policies mine": "--policy-file mine.py",
+        "policies yours": "unknown policy 'yours'",
+    }.items():
+        assert main(words.split()) in (1, 2)
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["0-99999999999", "²", "3-1", ""])
 def test_lists_of_numbers_have_an_end(text, capsys):
     assert main(["replay", "nowhere", "-p", "full()", "-o", "out", "--steps", text]) == 2

@@ -12,7 +12,7 @@ from kvsim.policies.protocol import Chain
 def lines(advice: Advice, tried: Trial | None) -> Iterator[str]:
     """What was asked, what it costs where it was made, and how it fares elsewhere."""
     goal = advice.goal
-    made = f"the {len(advice.made_from)} contexts it was made from"
+    made = f"the {_contexts(len(advice.made_from))} it was made from"
     yield f"target {goal}: {goal.measure} {advice.value:.4g} on {made}, {_kb(advice.bytes)} a step"
     yield f"  no budgets per layer and kv head need less than {_kb(advice.bound)} there"
     whole = sum(budget is None for budget in advice.pages.values())
@@ -21,7 +21,8 @@ def lines(advice: Advice, tried: Trial | None) -> Iterator[str]:
     if tried is None:
         yield "  not tried on other contexts: there are none; give more traces, or --test"
         return
-    yield f"on {tried.contexts} other contexts: {goal.measure} {tried.value:.4g}, {_kb(tried.bytes)} a step; dense attention {_kb(tried.dense)}"
+    reached = f"{goal.measure} {tried.value:.4g}, {_kb(tried.bytes)} a step"
+    yield f"on {_contexts(tried.contexts, 'other ')}: {reached}; dense attention {_kb(tried.dense)}"
     yield f"  the best uniform budget of the first contexts: {goal.measure} {tried.same_value:.4g}, {_kb(tried.same_fixed)}"
     yield f"  a uniform budget at equal {goal.measure}: {_kb(tried.same_bytes)}; the advice saves {tried.saving:.1%}{_sure(tried)}"
     if tried.oracle is not None:
@@ -40,6 +41,10 @@ def _sure(tried: Trial) -> str:
         return f" (no interval: fewer than {FEWEST} contexts)"
     low, high = tried.interval
     return f" (95 % interval over contexts {low:.1%} to {high:.1%})"
+
+
+def _contexts(n: int, which: str = "") -> str:
+    return f"{n} {which}context{'s' * (n != 1)}"
 
 
 def _kb(x: float) -> str:

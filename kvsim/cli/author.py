@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvsim.cli.codes import DONE, FAILED
 from kvsim.cli.parsing import Commands, policy_file_option
-from kvsim.cli.printing import load_files
+from kvsim.cli.printing import complain, load_files
 from kvsim.errors import WrongUse
 
 KEEP = '''"""{name}: one sentence of the idea.
@@ -144,6 +144,13 @@ def new_policy(args: argparse.Namespace) -> None:
     for file, text in stubs(args.name, args.kind, Path(args.out) if args.out else None).items():
         file.write_text(text, encoding="utf-8")
         print(file)
+    use = KINDS[args.kind][1].format(name=args.name)
+    where = "" if _in_checkout(args.out) else f" --policy-file {Path(args.out or '') / args.name}.py"
+    complain(f'try it: kvsim check-policy "{use}"{where}')
+
+
+def _in_checkout(out: str | Path | None) -> bool:
+    return out is None and Path("kvsim/policies/protocol.py").is_file() and Path("tests/policies").is_dir()
 
 
 def stubs(name: str, kind: str, out: Path | None) -> dict[Path, str]:
@@ -156,7 +163,7 @@ def stubs(name: str, kind: str, out: Path | None) -> dict[Path, str]:
         raise WrongUse(f"{name!r} is no name for a policy: expected lower case letters, digits and _, as in my_policy")
     if name in names("policy") | names("index"):
         raise WrongUse(f"there is a {name} already: kvsim policies {name}; choose another name")
-    checkout = out is None and Path("kvsim/policies/protocol.py").is_file() and Path("tests/policies").is_dir()
+    checkout = _in_checkout(out)
     home = out or Path()
     policy = Path(f"kvsim/policies/{kind}/{name}.py") if checkout else home / f"{name}.py"
     test = Path(f"tests/policies/test_{name}.py") if checkout else home / f"test_{name}.py"

@@ -10,6 +10,8 @@ from kvsim.cli.parsing import Commands, policy_file_option
 from kvsim.cli.printing import load_files, print_json, print_plain
 from kvsim.errors import WrongUse
 
+NEEDS = "needs of a trace, and the option of kvsim capture that records it"
+
 
 def policies(args: argparse.Namespace) -> None:
     from kvsim.policies.names import names
@@ -22,7 +24,7 @@ def policies(args: argparse.Namespace) -> None:
     elif args.presets:
         _print_presets(found)
     elif args.name:
-        print_plain(found[0])
+        print_plain({NEEDS if k == "needs" else k: x for k, x in found[0].items()})
     else:
         for kind in ("keep", "store", "estimate", "read"):
             print(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
 from kvsim.cli.codes import DONE, FAILED
 from kvsim.cli.parsing import Commands, layer_list
@@ -62,8 +63,13 @@ def trace_info(args: argparse.Namespace) -> None:
         name: "yes" if need["supplied"] else f"no: capture with {need['option']}" if need["option"] else "no"
         for name, need in found["needs"].items()
     }
-    rows = {f"layers ({len(captured)} of {len(found['layers'])} captured)": captured, "supplies": needs}
+    requests = [r | {"evidence": ", ".join(map(_span, r["evidence"])) or None} for r in found["requests"]]
+    rows = {"requests": requests, f"layers ({len(captured)} of {len(found['layers'])} captured)": captured, "supplies": needs}
     print_plain({k: v for k, v in found.items() if k not in ("layers", "needs")} | rows)
+
+
+def _span(span: dict[str, Any]) -> str:
+    return f"{span['label']} {span['start']} to {span['stop'] - 1}"
 
 
 def trace_check(args: argparse.Namespace) -> int:

@@ -101,7 +101,8 @@ def lines(found: pl.DataFrame, label: dict[str, str]) -> list[str]:
     out = []
     for (first, second), rows in found.group_by("first", "second", maintain_order=True):
         name = label[str(first)] if first == second else f"{label[str(first)]} -> {label[str(second)]}"
-        out.append(f"{name}  ({rows['contexts'][0]} contexts)")
+        many = rows["contexts"][0]
+        out.append(f"{name}  ({many} context{'s' * (many != 1)})")
         for r in rows.iter_rows(named=True):
             interval = "" if r["low"] is None else f" [{r['low']:+.4g}, {r['high']:+.4g}]"
             mark = "  WORSE" if r["worse"] else ""

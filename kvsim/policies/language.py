@@ -19,7 +19,7 @@ from typing import Any
 
 from kvsim.errors import WrongUse
 from kvsim.policies.keep.full import full
-from kvsim.policies.names import known, load_file, named, names
+from kvsim.policies.names import absent, known, load_file, named, names
 from kvsim.policies.parameters import parameters, unknown, written
 from kvsim.policies.protocol import Chain, Part
 from kvsim.policies.read.everything import everything
@@ -96,7 +96,7 @@ def _call(node: ast.expr, what: str, among: Mapping[str, Any]) -> tuple[str, lis
         raise WrongUse(f"{_short(ast.unparse(node))}: expected a {what}, written NAME(...), {EXAMPLE}")
     name, given = node.func.id, {}
     if name not in among:
-        unknown(what, name, among)
+        absent(what, name, among)
     for keyword in node.keywords:
         if keyword.arg is None:
             raise WrongUse(f"{name}(**...): parameters are given one by one, as parameter=value")
@@ -178,6 +178,8 @@ def parse_policy(policy: str | Part | Chain | Policy, base: str | Path | None = 
         return Policy(complete(policy))
     if not isinstance(policy, str):
         raise WrongUse(f"{_short(str(policy))}: expected a policy, {EXAMPLE}")
+    if policy.endswith(".toml") and not policy.startswith("@"):
+        raise WrongUse(f"{_short(policy)}: a policy file is written with an @ before it, @{policy}")
     return _read_file(Path(base or ".") / policy[1:]) if policy.startswith("@") else Policy(parse(policy))
 
 

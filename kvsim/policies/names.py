@@ -9,8 +9,10 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from kvsim.errors import WrongUse
 from kvsim.policies.parameters import unknown
@@ -34,9 +36,18 @@ def named(what: str, name: str) -> type:
     """The class of that name; WrongUse with the nearest name when there is none."""
     homes = names(what)
     if name not in homes:
-        unknown(what, name, homes)
+        absent(what, name, homes)
     cls: type = getattr(importlib.import_module(homes[name]), name)
     return cls
+
+
+def absent(what: str, name: str, among: Iterable[str]) -> NoReturn:
+    """Raises WrongUse: what is there instead, or which file beside may hold it."""
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        raise WrongUse(
+            f"unknown {what} {name!r}, and there is a file {name}.py: a policy of your own takes --policy-file {name}.py"
+        )
+    unknown(what, name, among)
 
 
 def known() -> dict[str, type[Part]]:

@@ -103,6 +103,8 @@ def list_files(root: Path | S3Path, allow_partial: bool = False) -> Listing:
     partial = "manifest.json" not in sizes
     file = root / ("journal.jsonl" if partial else "manifest.json")
     if partial:
+        if "run.json" in sizes:
+            raise BadTrace(f"{root}: a run, and no trace; kvsim show {root} says what is in it")
         if "journal.jsonl" not in sizes:
             raise BadTrace(f"{root}: not a trace: it has neither manifest.json nor journal.jsonl")
         if not allow_partial:

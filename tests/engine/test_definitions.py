@@ -98,6 +98,7 @@ def test_coded_bytes():
     told("`full_tokens`", ledger["full_tokens"][0], ledger["quant_tokens"][0])
     told("`resident_bytes`", ledger["resident_bytes"][0])
     told("`meta_resident_bytes`", ledger["meta_resident_bytes"][0])
+    told("`meta_bytes`", ledger["meta_bytes"][0])
     decoded = minmax(2, "tokens", 4).roundtrip(np.array([-1, -0.2, 0.4, 2]).reshape(1, 4, 1)).ravel()
     told("codes", *decoded)
     assert decoded.tolist() == [-1, 0, 0, 2]
@@ -188,3 +189,12 @@ def test_by_class_and_beside_an_oracle(quest):
     told("`own_sinks`", *own)
     told("`mass_evicted_prefill`", tables["heads"]["mass_evicted_prefill"][-1])
     told("`oracle_recall`", quest["heads"]["oracle_recall"][-1], quest["heads"]["oracle_held_recall"][-1])
+
+
+def test_every_worked_cell_is_filled():
+    """In every table with a column `worked`."""
+    for table in re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE):
+        head, _, *rows = table.splitlines()
+        if "| worked" in head:
+            cells = [re.split(r"(?<!\\)\|", r) for r in (head, *rows)]
+            assert [c[1] for c in cells if len(c) != len(cells[0]) or not c[-2].strip()] == []

@@ -123,7 +123,7 @@ def _pareto(view: View) -> list[Figure]:
     )
     how = (
         "Bytes that stay on the device across, bytes read up, both against full attention, logarithmic. Large: what loses little enough by the "
-        "menus. The line joins those of which no other holds and reads less."
+        "menus. The line joins those of which no other holds and reads less. Hollow: around a mark that would hide it."
     )
     notes = ["Bytes read: K and V rows, index, scales and scores, all decode steps.", LEGEND]
     title = "Which policies hold and read least, and lose little enough?"
