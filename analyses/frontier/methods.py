@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SHARES = (0.25, 0.5)  # of full attention's bytes
+OWN = "own bytes"  # of what codes everything
+
 KEEPS = {
     "streaming_llm": "streaming_llm(hold=share({x}))",
     "h2o": "h2o(hold=share({x}))",
@@ -13,11 +16,16 @@ KEEPS = {
     "knorm": "knorm(hold=share({x}))",
     "caote on h2o": "caote(hold=share({x}))",
     "caote on snapkv": "caote(hold=share({x}), base='snapkv')",
+    "r_kv": "r_kv(hold=share({x}))",
     "pools": "pools(hold=share({x}))",
     "h2o with moments": "h2o(hold=share({x})) >> moments()",
     "qevict": "qevict(hold=share({x}))",
     "oracle of keeping": "oracle_keep(hold=share({x}))",
     "random tokens": "random_keep(hold=share({x}))",
+}
+CLOSED = {  # in a running model alone: the one needs all layers, the other statistics that the study's traces do not have
+    "pyramidkv": "pyramidkv(hold=share({x}))",
+    "expected_attention": "expected_attention(hold=share({x}))",
 }
 # These evict after the prompt alone, so later rows come on top.
 ONCE = frozenset({"snapkv", "adakv", "criticalkv", "defensivekv", "caote on snapkv"})

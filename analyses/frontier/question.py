@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from analyses.closed_loop.run import TABLES
 from analyses.contexts import Context, Tables
-from analyses.figures import Claim, Draws, Figures, at_least, at_most, told
-from analyses.frontier.live import labels
-from analyses.frontier.methods import KEEPS, MORE, READS, STORES
+from analyses.figures import Claim, Draws, Figures, at_least, at_most
+from analyses.frontier.methods import KEEPS, MORE, OWN, READS, SHARES, STORES
+from analyses.frontier.table import table
 from analyses.measures import ANSWER, UNIT, whole
 from analyses.panels import axis, styled, sweep
-from analyses.question import SHORT, Chart, Numbers, Question
-from kvsim.metrics import closed_loop
+from analyses.question import SHORT, Chart, Question
 from kvsim.metrics.traffic import RESIDENT, side_bytes
 
-SHARES = (0.25, 0.5)
 AROUND = (
     0.15,
     0.25,
@@ -28,8 +25,6 @@ AROUND = (
 )  # budgets of what holds other bytes than those of its rows: 25 % and 50 % lie between two of them
 MEASURES = ("mass_recall", "rel_l2", "evidence_read", "evidence_dense", "budget")
 NAMES = {"mass_recall": "mass recall", "rel_l2": "output error", "budget": "budget"}
-OWN = "own bytes"
-FORMS = {"mass recall": ".0%", "evidence recall": ".0%", "output error": ".3f"}
 
 
 def measure(context: Context) -> pl.DataFrame:
@@ -170,61 +165,6 @@ CLAIMS = [
         if_not="means, half the numbers, read as much or more ({}).",
         form="+.1%",
     ),
-]
-
-
-def table(cells: Sequence[Figures]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Columns, rows and footnotes of the first cell: every method at each share, beside what a running model answered."""
-    f = cells[0]
-    live = _live(QUESTION.kept)
-    columns = ["method", "bytes", "mass read", "evidence read", "output error", "answered, closed loop", "KL"]
-    body: list[list[str]] = []
-    for side, names, word in (("held", KEEPS, "held"), ("read", READS, "read"), ("coded", STORES, "held")):
-        for at in (OWN,) if side == "coded" else tuple(f"{s:.0%}" for s in SHARES):
-            some = [n for n in names if f.has(f"{side}: output error", n, at)]
-            for n in sorted(some, key=lambda n: float(f(f"{side}: output error", n, at)[0])):
-                cost = f"{float(f('coded: bytes', n, OWN)[0]):.0%} {word}" if side == "coded" else f"{at} {word}"
-                figures = [_said(f, f"{side}: {x}", n, at, form) for x, form in FORMS.items()]
-                body.append([n, cost, *figures, *live.get((n, at), ("", ""))])
-    return columns, body, NOTES
-
-
-def _said(f: Figures, figure: str, line: str, at: str, form: str) -> str:
-    if not f.has(figure, line, at):
-        return ""
-    value, low, high = told(f(figure, line, at))
-    return f"{value:{form}}" + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
-
-
-def _live(numbers: Numbers) -> Mapping[tuple[str, str], tuple[str, str]]:
-    """(method, share) -> what a running model answered of what full attention answers, with its interval, and KL; of the needles alone."""
-    if not (TABLES / "frontier").exists():
-        return {}
-    found = closed_loop.scores(closed_loop.open_study(TABLES / "frontier")).filter(
-        pl.col("mode") == "forced", pl.col("task") == "needle"
-    )
-    of = labels(numbers)
-    return {
-        of[r["policy"]]: (f"{r['score']:.0%} [{r['low']:.0%}, {r['high']:.0%}]", f"{r['kl']:.3f}")
-        for r in found.iter_rows(named=True)
-        if r["policy"] in of
-    }
-
-
-NOTES = [
-    "Mass, evidence and error are of a replay, open loop: queries come from the run with full attention. Answers and KL are of a running "
-    "model: other prompts of the same task, 512 tokens, every layer; answers are parts of those that full attention gives, with Wilson "
-    "intervals over contexts.",
-    "Bytes held: rows, codes, scales, moments, of what full attention holds; between two budgets that were run numbers lie on a straight line. "
-    "Bytes read: rows that the query heads of a group read together, and the index, of what full attention reads; whoever reads less holds "
-    "everything, and its index on top.",
-    "Layers: the first, the middle and the last, each with the same budget. pyramidkv, which takes from some layers what it gives to others, "
-    "is therefore not in the table.",
-    "Every method has its defaults here, its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the "
-    "future and the oracle of reading the truth, so no method can have them; both keep what has most mass, which is not always what changes the "
-    "output least.",
-    "In the running model qevict holds the rows of its budget and their scales on top; what reads gets the budget at which replays billed "
-    "these bytes, on average.",
 ]
 
 

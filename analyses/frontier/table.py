@@ -1,0 +1,76 @@
+"""Every method in a row: what it loses at its bytes in a replay, and what a running model answered with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from analyses.closed_loop.run import TABLES
+from analyses.figures import Figures, told
+from analyses.frontier.live import ANSWERS, labels
+from analyses.frontier.methods import CLOSED, KEEPS, OWN, READS, SHARES, STORES
+from analyses.question import Numbers, Tabled
+from kvsim.metrics.closed_loop import FULL, open_study, scores
+
+COLUMNS = ["method", "bytes", "mass read", "evidence read", "output error"]
+ANSWERED = ["answered, closed loop", "KL"]
+FORMS = {"mass recall": ".0%", "evidence recall": ".0%", "output error": ".3f"}
+NOTES = [
+    "Mass, evidence and error are of a replay, open loop: queries come from the run with full attention.",
+    "Bytes held: rows, codes, scales, moments, of what full attention holds; between two budgets that were run numbers lie on a straight line. "
+    "Bytes read: rows that the query heads of a group read together, and the index, of what full attention reads; whoever reads less holds "
+    "everything, and its index on top.",
+    "Layers of the replay: the first, the middle and the last, each with the same budget. So pyramidkv, which takes from some layers what it "
+    "gives to others, has no replay here, nor has expected_attention, whose statistics the traces lack; and turboquant, which leaves the first and the last two layers exact, seems to hold more than it "
+    "does in a whole model.",
+    "Every method has its defaults, its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the future "
+    "and the oracle of reading the truth, so no method can have them; both keep what has most mass, which is not always what changes the "
+    "output least.",
+    "The question comes after the prompt, token by token: who evicts once after the prompt (snapkv and its kin) decides before it is asked.",
+]
+
+
+def table(cells: Sequence[Figures]) -> Tabled:
+    """Columns, rows and footnotes of the first cell: every method at each share, least error first; beside it what a running model answered,
+    where the cell is the one that was run."""
+    f = cells[0]
+    live, notes = _live() if f.cell == ANSWERS and (TABLES / "frontier").exists() else ({}, [])
+    blank = ("", "") if live else ()
+    body: list[list[str]] = []
+    for side, names, word in (("held", KEEPS, "held"), ("read", READS, "read"), ("coded", STORES, "held")):
+        for at in (OWN,) if side == "coded" else tuple(f"{s:.0%}" for s in SHARES):
+            some = [n for n in names if f.has(f"{side}: output error", n, at)]
+            for n in sorted(some, key=lambda n: float(f(f"{side}: output error", n, at)[0])):
+                cost = f"{float(f('coded: bytes', n, OWN)[0]):.0%} {word}" if side == "coded" else f"{at} {word}"
+                figures = [_said(f, f"{side}: {x}", n, at, form) for x, form in FORMS.items()]
+                body.append([n, cost, *figures, *live.get((n, at), blank)])
+            body += [[n, f"{at} held", "", "", "", *live[n, at]] for n in CLOSED if side == "held" and (n, at) in live]
+    return [*COLUMNS, *(ANSWERED if live else ())], body, [*NOTES, *notes]
+
+
+def _said(f: Figures, figure: str, line: str, at: str, form: str) -> str:
+    if not f.has(figure, line, at):
+        return ""
+    value, low, high = told(f(figure, line, at))
+    return f"{value:{form}}" + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
+
+
+def _live() -> tuple[Mapping[tuple[str, str], tuple[str, str]], list[str]]:
+    """(method, bytes) -> the part of the needles that full attention finds which a running model finds, with its interval, and KL; and what
+    that rests on."""
+    found = scores(open_study(TABLES / "frontier")).filter(pl.col("mode") == "forced", pl.col("task") == "needle")
+    of = labels(Numbers.read(Path(__file__).with_name("numbers.parquet")))
+    told = {
+        of[r["policy"]]: (f"{r['score']:.0%} [{r['low']:.0%}, {r['high']:.0%}]", f"{r['kl']:.3f}")
+        for r in found.to_dicts()
+        if r["policy"] in of
+    }
+    full = found.filter(pl.col("policy") == FULL).row(0, named=True)
+    return told, [
+        f"Closed loop: {full['samples']} other prompts with needles, 512 tokens, every layer (analyses/closed_loop, cell frontier). Answers are "
+        f"parts of the {full['samples'] - full['full_fails']} that full attention gives, with Wilson intervals; KL at the answer. What reads "
+        "has the budget at which replays billed these bytes, on average; qevict holds the scales of its budget's rows on top. Oracles of "
+        "keeping and moments cannot be run in a model here.",
+    ]
