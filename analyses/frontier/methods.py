@@ -29,7 +29,7 @@ CLOSED = {  # in a running model alone: the one needs all layers, the other stat
 }
 # These evict after the prompt alone, so later rows come on top.
 ONCE = frozenset({"snapkv", "adakv", "criticalkv", "defensivekv", "caote on snapkv"})
-MORE = ONCE | {"qevict", "h2o with moments"}  # hold other bytes than those of their budget in rows
+MORE = ONCE | {"r_kv", "qevict", "h2o with moments"}  # hold other bytes than those of their budget in rows
 READS = {
     "quest": "quest(read=share({x}))",
     "quest, pages of 8": "quest(read=share({x}), page=8)",

@@ -23,8 +23,8 @@ NOTES = [
     "Bytes read: rows that the query heads of a group read together, and the index, of what full attention reads; whoever reads less holds "
     "everything, and its index on top.",
     "Layers of the replay: the first, the middle and the last, each with the same budget. So pyramidkv, which takes from some layers what it "
-    "gives to others, has no replay here, nor has expected_attention, whose statistics the traces lack; and turboquant, which leaves the first and the last two layers exact, seems to hold more than it "
-    "does in a whole model.",
+    "gives to others, has no replay here, nor has expected_attention, whose statistics the traces lack; and turboquant, which leaves the first "
+    "and the last two layers exact, seems to hold more than it does in a whole model.",
     "Every method has its defaults, its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the future "
     "and the oracle of reading the truth, so no method can have them; both keep what has most mass, which is not always what changes the "
     "output least.",
