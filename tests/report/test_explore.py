@@ -14,7 +14,7 @@ from kvsim.metrics.quality import FATES, fates, quality
 from kvsim.metrics.run import open_run
 from kvsim.metrics.traffic import traffic
 from kvsim.report.charts.difference import tokens_by_layer
-from kvsim.report.charts.pareto import held_against_read
+from kvsim.report.charts.pareto import SAID, held_against_read, with_neighbours
 from kvsim.report.charts.waterfall import FALLS, waterfall
 from kvsim.report.theme import labelled, styles
 from tests.report.runs import H2O, KIVI, QUEST
@@ -78,6 +78,22 @@ def test_the_front_goes_through_what_no_other_beats(run):
     assert {p["name"] for p in spec["params"]} >= {"rel_l2_goal", "evidence_recall_goal"}
     line = spec["layer"][0]
     assert next(t for t in line["transform"] if "window" in t)["sort"][0]["field"] == "resident_share"
+
+
+def test_marks_that_lie_on_one_another_are_all_seen():
+    """The one on top is filled; those below are hollow and larger, each more than the one above, and every tooltip names them all."""
+    told = pl.DataFrame({"policy": ["tova", "snapkv", "h2o", "quest"], "resident_share": [0.2, 0.2, 0.2, 1.0]}).with_columns(
+        read_share=pl.lit(0.25), **{n: pl.lit(0.5) for n in SAID[2:]}
+    )
+    found = with_neighbours(told)
+    assert found["above"].to_list() == [2, 1, 0, 0]
+    assert found["also"].to_list() == ["h2o, snapkv", "h2o, tova", "snapkv, tova", "no other"]
+    _, rings, dots = held_against_read(told, styles([f"{p}(x=1)" for p in told["policy"]])).to_dict()["layer"]
+    assert (rings["mark"]["filled"], dots["mark"]["filled"]) == (False, True)
+    assert {t["filter"] for layer in (rings, dots) for t in layer["transform"] if "filter" in t} == {
+        "datum.above > 0",
+        "datum.above === 0",
+    }
 
 
 def test_the_notebook_of_the_docs_draws(runs, monkeypatch):
