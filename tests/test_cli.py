@@ -180,7 +180,7 @@ def test_trace_synth_and_check(kvsim_):
 def test_policies_lists_all_by_what_they_decide(kvsim_):
     out = kvsim_("policies")[1]
     kinds = {line: i for i, line in enumerate(out.splitlines()) if not line.startswith(" ")}
-    assert list(kinds) == ["keep", "store", "read"]
+    assert list(kinds) == ["keep", "store", "estimate", "read"]
     assert (
         out.index("keep\n")
         < out.index("  h2o ")

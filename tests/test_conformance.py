@@ -30,7 +30,7 @@ SHIPPED = {
     "int4": "int4(group=4, residual=3)",
     "kivi": "kivi(group=2, residual=8)",
     "knorm": "knorm(hold=tokens(15))",
-    "moments": "h2o(hold=tokens(18)) >> moments()",
+    "evicted_moments": "h2o(hold=tokens(18)) >> evicted_moments()",
     "oracle_keep": "oracle_keep(hold=tokens(15))",
     "oscar_cov": 'oscar_cov(sinks=2, recent=6, rotate="hadamard")',  # with a file: tests/policies/test_oscar_cov.py
     "oscar_ots": "oscar_ots(group=2, residual=8)",

@@ -18,7 +18,7 @@ KEEPS = {
     "caote on snapkv": "caote(hold=share({x}), base='snapkv')",
     "r_kv": "r_kv(hold=share({x}))",
     "pools": "pools(hold=share({x}))",
-    "h2o with moments": "h2o(hold=share({x})) >> moments()",
+    "h2o with moments": "h2o(hold=share({x})) >> evicted_moments()",
     "qevict": "qevict(hold=share({x}))",
     "oracle of keeping": "oracle_keep(hold=share({x}))",
     "random tokens": "random_keep(hold=share({x}))",

@@ -219,7 +219,7 @@ def test_every_policy_says_what_it_does():
     assert {"full", "streaming_llm", "h2o", "tova", "kivi", "everything", "quest", "oracle", "recency", "random_read"} <= {
         *known()
     }
-    assert all(cls.act and cls.kind in ("keep", "store", "read") for cls in known().values())
+    assert all(cls.act and cls.kind in ("keep", "store", "estimate", "read") for cls in known().values())
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -301,8 +301,8 @@ REFUSED = {
     "kvsim.full()": f"'kvsim.full()': {WRITTEN}",
     "full() > kivi()": f"'full() > kivi()': {WRITTEN}",
     "__import__('os').system('x')": f"\"__import__('os').system('x')\": {WRITTEN}",
-    "quest(read=tokens(1)) >> full()": "quest (read) >> full (keep): the order is keep >> store >> read, each at most once",
-    "full() >> full()": "full (keep) >> full (keep): the order is keep >> store >> read, each at most once",
+    "quest(read=tokens(1)) >> full()": "quest (read) >> full (keep): the order is keep >> store >> estimate >> read, each at most once",
+    "full() >> full()": "full (keep) >> full (keep): the order is keep >> store >> estimate >> read, each at most once",
 }
 
 

@@ -99,7 +99,7 @@ def test_a_file_loaded_again_changes_nothing(tmp_path):
 
 
 REFUSED = {
-    "": "no policy in it; expected a frozen dataclass that extends Keep, Store or Read",
+    "": "no policy in it; expected a frozen dataclass that extends Keep, Store, Estimate or Read",
     "from kvsim.policies.read.quest import quest": "no policy in it",
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
     "class quest(": "SyntaxError: ",
@@ -111,7 +111,7 @@ REFUSED = {
     NEWEST.replace("frozen=True, ", ""): "newest must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)",
     NEWEST.replace("newest(Keep)", "newest(Part)").replace(
         "import Hold,", "import Hold, Part,"
-    ): "newest must extend Keep, Store or Read",
+    ): "newest must extend Keep, Store, Estimate or Read",
     "from kvsim.policies.protocol import Keep\nclass newest(Keep): pass": "newest must be a frozen dataclass",
 }
 

@@ -18,7 +18,7 @@ from kvsim.replay.work import Work
 from tests.replay.conftest import POLICIES
 
 QUEST, _, CHAIN, TOVA, STREAM, KIVI = POLICIES
-FULL = "full()"
+FULL, MOMENTS = "full()", "h2o(hold=tokens(12)) >> evicted_moments()"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def tables(trace, tmp_path_factory):
     """{policy: its Arrow tables of request 0, layer 0}"""
     from kvsim.replay.parts import Parts, read_part
 
-    policies = (*POLICIES, FULL)
+    policies = (*POLICIES, FULL, MOMENTS)
     parts = Parts(tmp_path_factory.mktemp("parts"), "key")
     Work(trace, resolve(trace, policies, plans=True, explain=True), parts).do((0, 0))
     return dict(zip(policies, read_part(parts, (0, 0)), strict=True))
@@ -50,7 +50,7 @@ def check(trace, tables, policy, monkeypatch=None, broken=None):
     check_laws(parse_policy(policy), trace.requests[0], layer, tables[policy])
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, FULL])
+@pytest.mark.parametrize("policy", [*POLICIES, FULL, MOMENTS])
 def test_the_laws_hold(trace, tables, policy):
     check(trace, tables, policy)
 
@@ -154,6 +154,7 @@ BROKEN = [
     (QUEST, "plans", {"pages": put([1, 2, 99])}, "a step reads pages it can see, at least one"),
     (QUEST, "plans", {"pages": put([])}, "a step reads pages it can see, at least one"),
     (QUEST, "plans", {"pages": put([2])}, "heads counts the pages of the plan"),
+    (MOMENTS, "heads", {"mass_estimated": put(1.5)}, "the estimated part of a softmax is between 0 and 1"),
     (QUEST, "heads", {"read_pages": put(99)}, "a head reads no more pages than are held"),
     (QUEST, "plans", {"exists": put(1)}, "no more pages are read than there are"),
     (QUEST, "plans", {"forced": put([77])}, "what is forced is read"),

@@ -59,6 +59,8 @@ def pair(request):
         None,
         None,
         None,
+        None,
+        None,
     )
 
 

@@ -1,4 +1,4 @@
-"""moments: what was evicted stays in the softmax as its count, its mean key and value, and how values go with keys.
+"""evicted_moments: what was evicted stays in the softmax as its count, its mean key and value, and how values go with keys.
 
 Of n rows with keys k and values v, a query sees exp(scale q·k) as its mean says: Z = n exp(scale q·μk), and the values under these weights
 to first order: o = μv + scale C q, C = mean (v - μv)(k - μk)ᵀ. Z is never above the true sum (Jensen), and both are exact for rows that
@@ -14,7 +14,7 @@ from kvsim.policies.protocol import Estimate, Floats, Sums, expect
 
 
 @dataclass(frozen=True, kw_only=True)
-class moments(Estimate):
+class evicted_moments(Estimate):
     act = "lets evicted rows stay in the softmax as their count, mean and covariance"
     paper = "MomentKV, arXiv 2606.01563 (read: its abstract)"
 
