@@ -63,7 +63,7 @@ def _explorer(view: View) -> Figure:
         rest = ", ".join(s.label for s in view.look[len(fit) :])
         notes.append(f"To stay readable it has {len(fit)} of {len(view.look)} policies; without {rest}.")
     chart = explorer(found.rows, found.steps, found.highest, read, pairs, view.spans(), fit, view.floor)
-    data = found.rows.drop(SERIES.values(), *(f"{n}_text" for n in FALLS))
+    data = found.rows.drop(*SERIES.values(), *(f"{n}_text" for n in FALLS))
     return view.figure("explore", "Which heads lose, and what do they read?", how, chart, data, notes, clickable=True)
 
 
