@@ -54,7 +54,6 @@ CHAINS = [
     "streaming_llm(sinks=2, hold=tokens(17)) >> kivi(group=2, residual=4) >> oracle(read=pages(2), page=4)",
     "h2o(hold=tokens(24)) >> quest(read=pages(2), page=4)",
     "h2o(hold=tokens(24)) >> kivi(group=2, residual=4) >> oracle(read=pages(3), page=4)",
-    "h2o(hold=tokens(24)) >> evicted_moments() >> quest(read=pages(3), page=4)",
     'tova(hold=tokens(20)) >> quest(read=pages(3), page=4, heads="share", refresh=3)',
     "adakv(hold=tokens(20), window=5) >> quest(read=mass(eps=0.3), page=4)",
     "snapkv(hold=tokens(20), window=5) >> kivi(group=2, residual=8)",
