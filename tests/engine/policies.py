@@ -61,8 +61,8 @@ CHAINS = [
 ]
 STORES = [
     "fp8(residual=3)",
-    'oscar_cov(sinks=2, recent=6, rotate="hadamard")',
-    "h2o(hold=tokens(24)) >> oscar_ots(group=2, residual=8) >> quest(read=pages(3), page=4)",
+    'oscar_cov(sinks=2, recent=6, rotate="none")',  # some lanes have values of 6 numbers
+    'h2o(hold=tokens(24)) >> oscar_ots(group=2, residual=8, rotate="none") >> quest(read=pages(3), page=4)',
     "turboquant()",
     "zipcache(period=5, window=6)",
     'zipcache(period=7, probes="columns", divisor="tokens") >> quest(read=pages(3), page=4)',
