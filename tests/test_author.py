@@ -9,6 +9,13 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.cli.author import KINDS, stubs
+from kvsim.policies import names
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """What a test loads is gone after it."""
+    monkeypatch.setattr(names, "_loaded", {"policy": {}, "index": {}})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -68,6 +68,41 @@ class {name}(Read):
         scores: Floats = self.index.score(view.q, view.summary)
         return scores
 '''
+ESTIMATE = '''"""{name}: one sentence of the idea.
+
+Where it differs from the paper or from the authors' code, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.policies.protocol import Estimate, Floats, Sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class {name}(Estimate):
+    act = "stands in the softmax for evicted rows by ..."  # TODO what it does, for `kvsim policies`
+    paper = "..."  # TODO authors, title, arXiv number; delete where there is none
+
+    def empty(self, key_dim: int, value_dim: int) -> Sums:
+        """What is kept of a kv head: these numbers are billed; `n` says how many rows are gone."""
+        return {{"n": np.zeros(()), "k": np.zeros(key_dim), "v": np.zeros(value_dim)}}
+
+    def add(self, sums: Sums, keys: Floats, values: Floats) -> Sums:
+        """keys [m, d], values [m, dv] of rows that a cut dropped."""
+        more = {{"n": np.array(float(len(keys))), "k": keys.sum(axis=0), "v": values.sum(axis=0)}}
+        return {{name: sums[name] + x for name, x in more.items()}}
+
+    def says(self, sums: Sums, q: Floats, scale: float) -> tuple[Floats, Floats]:
+        """sums [N, ...], q [N, G, d] -> log of the sum of exp(scale q·k) [N, G], and the output [N, G, dv]."""
+        n = sums["n"][:, None]
+        mean, value = (sums[x] / np.maximum(n, 1) for x in ("k", "v"))
+        with np.errstate(divide="ignore"):
+            mass = np.log(n) + scale * (q * mean[:, None]).sum(axis=-1)
+        return mass, np.repeat(value[:, None], q.shape[1], axis=1)
+'''
 INDEX = '''"""{name}(): what is stored of a page, and what it says of a query."""
 
 from __future__ import annotations
@@ -136,6 +171,7 @@ ENTRY = """### {name}
 KINDS = {
     "keep": (KEEP, "{name}(hold=tokens(24))"),
     "read": (READ, "{name}(read=tokens(16), page=4)"),
+    "estimate": (ESTIMATE, "h2o(hold=tokens(24)) >> {name}()"),
     "index": (INDEX, "quest(read=tokens(16), page=4, index={name}())"),
 }
 
@@ -196,7 +232,7 @@ def _new_options(p: argparse.ArgumentParser) -> None:
         "--kind",
         choices=list(KINDS),
         default="keep",
-        help="what it decides: who stays, what is read, what is stored of a page (default: keep)",
+        help="what it decides: who stays, what is read, what stands for who is gone, what is stored of a page (default: keep)",
     )
     p.add_argument("-o", "--out", metavar="FOLDER", help="where (default: the places of a checkout of kvsim, else here)")
 

@@ -332,7 +332,7 @@ class Estimate(Part):
     kind = "estimate"
 
     def empty(self, key_dim: int, value_dim: int) -> Sums:
-        """What is kept of one kv head when nothing is evicted; its numbers are what is billed."""
+        """What is kept of one kv head when nothing is evicted, `n`, how many rows that are, among it; its numbers are what is billed."""
         raise NotImplementedError
 
     def add(self, sums: Sums, keys: Floats, values: Floats) -> Sums:
