@@ -186,20 +186,12 @@ def fenced(page: Path, has: str) -> str:
     return next(b for b in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) if has in b)
 
 
-@pytest.fixture
-def forgotten(monkeypatch):
-    """What a test loads is gone after it."""
-    monkeypatch.setattr(names, "_loaded", {"policy": {}, "index": {}})
-
-
-@pytest.mark.usefixtures("forgotten")
 def test_the_policy_of_the_docs_passes_the_conformance_suite(tmp_path):
     (tmp_path / "last_look.py").write_text(fenced(DOCS / "guides" / "policy.md", "class last_look"))
     found = load_file(tmp_path / "last_look.py")
     assert check_policy(found["last_look"](hold=tokens(12))) == []
 
 
-@pytest.mark.usefixtures("forgotten")
 def test_the_method_that_the_guide_ports_is_the_shipped_one(tmp_path):
     (tmp_path / "my_tova.py").write_text(code := fenced(DOCS / "guides" / "policy.md", "class my_tova"))
     mine = load_file(tmp_path / "my_tova.py")["my_tova"](hold=tokens(12))
