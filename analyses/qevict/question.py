@@ -613,7 +613,7 @@ def _options(frame: pl.DataFrame) -> object:
 
 def _fourth(frame: pl.DataFrame) -> object:
     y = {
-        "missed": MISSED,
+        "missed": axis("mass on evicted tokens", 0, form=".1%"),
         "error over the defaults'": axis("output error, times three tiers'"),
         "bytes off the device": axis("bytes on the host, of the full cache's", 0, form=".0%"),
         "fetched": axis("bytes fetched a step, of the full cache's", 0, form=".1%"),
