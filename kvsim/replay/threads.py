@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,7 +37,9 @@ def pin() -> None:
     import pyarrow as pa
     from threadpoolctl import threadpool_limits
 
-    os.environ.update(dict.fromkeys(THREADS, "1"))
+    # Once numba is loaded, a new number in the environment makes it refuse the next thing that it has to compile.
+    unread = [name for name in THREADS if name != "NUMBA_NUM_THREADS" or "numba" not in sys.modules]
+    os.environ.update(dict.fromkeys(unread, "1"))
     pin_numba()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
