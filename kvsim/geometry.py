@@ -37,7 +37,7 @@ KEY_NORM = Need("key_norm")
 KEYS = Need("keys")
 VALUES = Need("values")
 Q_STATS = Need("q_stats", "--q-stats")
-INDEX = Need("index")  # no capture records it
+INDEX = Need("index")  # a capture of a model that has an indexer records it
 BEFORE = Need("queries_before", "--layers all")  # of the attention layer before
 QUERIES = Need("queries", ATTENTION.option)
 
@@ -66,6 +66,8 @@ class Layer:
     rope: str | None = None
     kv_source_layer: int | None = None
     captured: bool = True
+    shared_row_bytes: int | None = None  # of the one row that all kv heads share (latents); None: each has its own
+    index_topk: int | None = None  # to how many tokens the model's own indexer lets a query attend
     among: tuple[int, ...] = ()  # ids of all attention layers of the model, ascending, captured or not
 
     @property

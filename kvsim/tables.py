@@ -39,8 +39,11 @@ LAYERS = _schema(
         "row_bytes": _i32,
         "kv_source_layer": _i16,
         "captured": _flag,
+        "shared_row_bytes": _i32,
+        "index_topk": _i32,
     },
 )
+RARE = ("shared_row_bytes", "index_topk")  # columns of `layers` that are left out where no layer has them
 PREFILL = _schema({"q_head": _i16, "pos": _i32, "mass": _f32, "queries": _i32})
 VALUES = _schema({"q_head": _i16, "pos": _i32, "wo_norm": _f32})
 

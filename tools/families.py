@@ -49,7 +49,7 @@ SIZES: dict[int | float | None, str] = {  # what a field is set to, in whatever 
     48: "hidden_size n_embd d_model emb_dim lru_width",
     64: "intermediate_size ffn_dim ffn_hidden_size encoder_ffn_dim decoder_ffn_dim intermediate_size_mlp dense_intermediate_size dim_ff",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_key_value_heads "
-    "linear_num_value_heads linear_num_key_heads linear_num_heads index_n_heads indexer_n_heads moe_topk",
+    "linear_num_value_heads linear_num_key_heads linear_num_heads indexer_n_heads moe_topk",
     6: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads v_head_dim",
     256: "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions",
     16: "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size expert_ffn_hidden_size q_lora_rank "
@@ -59,7 +59,7 @@ SIZES: dict[int | float | None, str] = {  # what a field is set to, in whatever 
     1: "num_experts_per_tok num_experts_per_token moe_k n_group topk_group num_expert_group n_shared_experts mamba_n_groups "
     "zero_expert_num indexer_kv_heads indexer_compress_ratio bos_token_id",
     8: "head_dim dim_head qk_nope_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim index_head_dim indexer_head_dim "
-    "mamba_d_head mamba_d_state mamba_chunk_size hidden_size_per_layer_input laurel_rank",
+    "mamba_d_head mamba_d_state mamba_chunk_size hidden_size_per_layer_input laurel_rank index_n_heads",
     12: "kv_lora_rank mamba_n_heads",
     WORDS: "vocab_size vocab_size_per_layer_input unpadded_vocab_size",
     WINDOW: "sliding_window attention_window_size sliding_window_size",
@@ -75,12 +75,16 @@ def _each(names: str, own: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 LATENT: dict[str, Any] = {"num_key_value_heads": 6, "head_dim": 4}
+SCORED = {
+    "pad_token_id": None
+}  # of a pad token, whose embedding is 0, an indexer scores all tokens 0: which are best is anyone's guess
 DECODER = {"is_decoder": True}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 SHARED = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": MIXED["layer_types"] * 2}
 OWN: dict[str, dict[str, Any]] = {  # what types need beside
-    **_each("axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT),
+    **_each("axk1 deepseek_v2 deepseek_v3 glm4_moe_lite", LATENT),
+    **_each("axk2 deepseek_v32 glm_moe_dsa hy_v4", LATENT | SCORED),
     **_each("longcat_flash minicpm3 mistral4 sarvam_mla youtu", LATENT),
     **_each("bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert", DECODER),
     **_each("roberta roberta-prelayernorm roformer xlm-roberta xlm-roberta-xl", DECODER),
@@ -262,6 +266,7 @@ def _layers(anatomy: Anatomy) -> str:
         "soft-cap": any(x.softcap is not None for x in able),
         "sinks": any(x.sinks is not None for x in able),
         "shared": any(x.kv_source_layer is not None for x in able),
+        "indexer": bool(anatomy.indexers),
     }
     return ", ".join(kinds + [name for name, there in special.items() if there])
 

@@ -17,9 +17,10 @@ from kvsim.capture.hooks import function_of, is_flash
 from kvsim.capture.layers import Anatomy, probe
 from kvsim.errors import WrongUse
 from kvsim.trace.bits import widen
-from kvsim.trace.open import Lane, Trace, open_trace
+from kvsim.trace.open import Lane, Trace, open_trace, own_reads
 from kvsim.trace.reference import attend
 
+Reads = NDArray[np.bool_] | None  # [N, T]: what each step reads; None: all that is visible
 NEAR = 1e-4  # float32 outputs from float64 ones
 STEPS = 16  # attended at a time
 
@@ -77,10 +78,15 @@ def _layer(lane: Lane, anatomy: Anatomy, device: torch.device) -> Verified:
         raise WrongUse(
             f"layer {lane.layer.id}: the trace has no outputs, or the model no such layer; verify with the captured model"
         )
-    apart = np.abs(widen(lane.out) - _in_float64(lane)).max(axis=2)
+    read = own_reads(lane)
+    if read is None and lane.sparse:
+        raise WrongUse(
+            f"layer {lane.layer.id}: nothing in the trace says what the model's own indexer chose; its outputs cannot be verified"
+        )
+    apart = np.abs(widen(lane.out) - _in_float64(lane, read)).max(axis=2)
     n, head = np.unravel_index(int(apart.argmax()), apart.shape)
     equal, furthest = 0, 0.0
-    for step, again in enumerate(_again(lane, anatomy, device)):
+    for step, again in enumerate(_again(lane, read, anatomy, device)):
         same = (again == lane.out[step]).all(axis=1)
         equal += int(same.sum())
         furthest = max(furthest, float(np.abs(widen(again) - widen(lane.out[step])).max()))
@@ -98,28 +104,33 @@ def _layer(lane: Lane, anatomy: Anatomy, device: torch.device) -> Verified:
     )
 
 
-def _in_float64(lane: Lane) -> NDArray[np.float64]:
-    """Outputs [N, Hq, dv] of attention over the stored q, k and v."""
+def _in_float64(lane: Lane, read: Reads) -> NDArray[np.float64]:
+    """Outputs [N, Hq, dv] of attention over the stored q, k and v, of what the steps read."""
     out = np.empty(lane.out.shape if lane.out is not None else ())
     for h in range(lane.layer.kv_heads):
         heads, k, v = slice(h * lane.layer.group, (h + 1) * lane.layer.group), widen(lane.k[h]), widen(lane.v[h])
         for i in range(0, len(lane.t), STEPS):
             block = slice(i, i + STEPS)
-            out[block, heads] = attend(widen(lane.q[block, heads]), lane.t[block], k, lane.layer, h)[0] @ v
+            shown = None if read is None else read[block]
+            out[block, heads] = attend(widen(lane.q[block, heads]), lane.t[block], k, lane.layer, h, shown)[0] @ v
     return out
 
 
-def _again(lane: Lane, anatomy: Anatomy, device: torch.device) -> Iterator[NDArray[Any]]:
+def _again(lane: Lane, read: Reads, anatomy: Anatomy, device: torch.device) -> Iterator[NDArray[Any]]:
     """Raw outputs [Hq, dv] of each decode step, by the model's own attention function with the shapes it had in the capture.
 
-    A backend may be given a mask that hides nothing, or none, and may then round otherwise: the one that gives the stored bits counts."""
+    A backend may be given a mask that hides nothing, or none, and may then round otherwise: the one that gives the stored bits counts. What
+    an indexer left out is hidden."""
     layer, module = lane.layer, anatomy.modules[lane.layer.id]
     attend, options = function_of(module, anatomy.backend), anatomy.options[layer.id]
     for step, t in enumerate(lane.t):
         rows = slice(layer.first_visible(int(t)), int(t) + 1)
         q = tensor(lane.q[step], lane.dtype, device)[None, :, None]
         k, v = (tensor(x[:, rows], lane.dtype, device)[None] for x in (lane.k, lane.v))
-        for mask in (None,) if is_flash(anatomy.backend) else (_open_mask(k, anatomy.backend), None):
+        shown = None if read is None else torch.from_numpy(read[step, rows]).to(device)
+        for mask in (
+            (None,) if is_flash(anatomy.backend) else (_mask(k, anatomy.backend, shown), None)[: 1 if read is not None else 2]
+        ):
             with torch.no_grad():
                 again = raw(attend(module, q, k, v, mask, **options)[0][0, 0])
             if lane.out is None or (again == lane.out[step]).all():
@@ -127,10 +138,10 @@ def _again(lane: Lane, anatomy: Anatomy, device: torch.device) -> Iterator[NDArr
         yield again
 
 
-def _open_mask(k: torch.Tensor, backend: str) -> torch.Tensor:
-    shape = (1, 1, 1, k.shape[2])
-    return (
-        torch.ones(shape, dtype=torch.bool, device=k.device)
-        if backend == "sdpa"
-        else torch.zeros(shape, dtype=k.dtype, device=k.device)
-    )
+def _mask(k: torch.Tensor, backend: str, shown: torch.Tensor | None) -> torch.Tensor:
+    """[1, 1, 1, T] as a backend takes it, of the keys that are shown bool[T] (None: all)."""
+    shown = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if shown is None else shown
+    if backend == "sdpa":
+        return shown[None, None, None]
+    least = torch.finfo(k.dtype).min
+    return torch.zeros(shown.shape, dtype=k.dtype, device=k.device).masked_fill(~shown, least)[None, None, None]

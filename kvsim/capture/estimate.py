@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.capture.attention import BLOCK_BYTES
+from kvsim.capture.indexer import Form
+from kvsim.capture.layers import Anatomy
 from kvsim.capture.recorder import Keep, segment_steps
 from kvsim.capture.writer import ROOM
 from kvsim.errors import KvsimError, WrongUse
@@ -22,6 +24,7 @@ FILE, COLUMN, SMALL_CHUNK, VECTOR_CHUNK = 237, 83, 122, 60
 TABLES = 11_500  # the tables requests and layers, an empty manifest
 LAYER = 300  # of a layer in its table
 LISTED = 335  # of a segment in the journal and in the manifest
+INDEX = ("index_k", "index_q")
 SMALL = 4  # of a number of a small column, whatever its type
 
 
@@ -39,25 +42,26 @@ class Plan:
 
 
 def plan(
-    model: Any,
-    layers: Sequence[Layer],
+    model: Any, anatomy: Anatomy, captured: Sequence[Layer], prompt: int, steps: int, keep: Keep, chunk: int | None = None
+) -> Plan:
+    """For a prompt of `prompt` tokens and `steps` decode steps; `captured` among the layers of the model."""
+    sizes = trace_bytes(captured, prompt, steps, keep, chunk, anatomy.indexers)
+    sizes["other"] += 2 * len(str(model.config.to_dict())) + LAYER * len(anatomy.layers)
+    return Plan(sizes, _memory(model, anatomy.layers, captured, prompt, steps, anatomy.backend, chunk))
+
+
+def trace_bytes(
     captured: Sequence[Layer],
     prompt: int,
     steps: int,
     keep: Keep,
-    backend: str,
     chunk: int | None = None,
-) -> Plan:
-    """For a prompt of `prompt` tokens and `steps` decode steps; `captured` among `layers` of the model."""
-    sizes = trace_bytes(captured, prompt, steps, keep, chunk)
-    sizes["other"] += 2 * len(str(model.config.to_dict())) + LAYER * len(layers)
-    return Plan(sizes, _memory(model, layers, captured, prompt, steps, backend, chunk))
-
-
-def trace_bytes(captured: Sequence[Layer], prompt: int, steps: int, keep: Keep, chunk: int | None = None) -> dict[str, int]:
+    indexers: Mapping[int, Form] | None = None,
+) -> dict[str, int]:
     """Bytes on disk, uncompressed, by table, without what is told of the model."""
-    sizes = dict.fromkeys(("kv", "q", "prefill", "values", "q_stats"), 0)
-    files = [f for layer in captured for f in _files(layer, prompt, steps, keep, chunk or prompt)]
+    forms = indexers or {}
+    sizes = dict.fromkeys(("kv", "q", "prefill", "values", "q_stats", *(INDEX if forms else ())), 0)
+    files = [f for layer in captured for f in _files(layer, prompt, steps, keep, chunk or prompt, forms.get(layer.id))]
     for f in files:
         sizes[f.table] += FILE + COLUMN * (f.small + len(f.vectors)) + f.rows * (SMALL * f.small + sum(f.vectors))
         sizes[f.table] += f.groups * (SMALL_CHUNK * f.small + VECTOR_CHUNK * len(f.vectors))
@@ -123,7 +127,7 @@ class _File(NamedTuple):
     groups: int = 1
 
 
-def _files(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int) -> Iterator[_File]:
+def _files(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int, form: Form | None) -> Iterator[_File]:
     """Every segment of a layer."""
     key, value = (dim * ITEMSIZE[layer.dtype] for dim in (layer.key_dim, layer.value_dim))
     vectors = (key, value, key) if keep.k_pre and layer.rope is not None else (key, value)
@@ -137,6 +141,11 @@ def _files(layer: Layer, prompt: int, steps: int, keep: Keep, chunk: int) -> Ite
     kept = [min(n, end - before) for n, end in zip(chunks, ends, strict=True) if end > before and keep.window_rows]
     for n in (*kept, *(-(-n // keep.every) for n in decode)):
         yield _File("q", n * layer.q_heads, 4, (key, value), layer.kv_heads)
+    if form is not None:
+        size = form.dim * ITEMSIZE[layer.dtype]
+        yield from (_File("index_k", m, 1, (size,)) for n in (*chunks, *decode) for m in _parts(n, ROWS))
+        told = SMALL + len(form.score_fn)  # in every row, with its length
+        yield from (_File("index_q", -(-n // keep.every) * form.heads, 4, (size, told)) for n in decode)
     if keep.prefill_mass:
         yield _File("prefill", prompt * layer.q_heads, 4)
     if keep.q_stats and prompt > SKIPPED:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from kvsim.capture.indexer import Indexed, indexing
+from kvsim.capture.indexer import Take as TakeIndexed
 from kvsim.capture.rotary import Take, Turned, turning
 from kvsim.errors import WrongUse
 
@@ -31,6 +33,7 @@ class Given:
     mask: torch.Tensor | None
     options: dict[str, Any]  # scaling, sliding_window, softcap, s_aux ... as this model passes them
     turned: Turned | None
+    indexed: Indexed | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +72,10 @@ def replacing(model: torch.nn.Module, attend: Attend, before: Callable[..., None
     files = files_of(model)
     interfaces = {id(i): i for i in (getattr(file, "ALL_ATTENTION_FUNCTIONS", None) for file in files) if i is not None}
     with ExitStack() as stack:
-        take = stack.enter_context(turning(files))
+        take, said = stack.enter_context(turning(files)), stack.enter_context(indexing(model))
         for interface in interfaces.values():
-            stack.enter_context(_overridden(interface, backend, _answered(backend, interface.get(backend), mine, take, attend)))
+            answer = _answered(backend, interface.get(backend), mine, take, said, attend)
+            stack.enter_context(_overridden(interface, backend, answer))
         if before is not None:
             hook = model.register_forward_pre_hook(lambda _, args, options: before(args, options), with_kwargs=True)
             stack.callback(hook.remove)
@@ -120,6 +124,7 @@ def _answered(
     registered: Callable[..., Any] | None,
     mine: set[int],
     take: Take,
+    said: TakeIndexed,
     attend: Attend,
 ) -> Callable[..., Any]:
     def answer(
@@ -140,7 +145,8 @@ def _answered(
                 f"layer {module.layer_idx}: sdpa leaves out soft caps and learned sinks; load the model with attn_implementation='eager'"
             )
         turned = take(module.layer_idx, key[:, :, -query.shape[2] :])
-        return attend(Given(module, module.layer_idx, query, key, value, attention_mask, options, turned), own)
+        indexed = said(module.layer_idx)
+        return attend(Given(module, module.layer_idx, query, key, value, attention_mask, options, turned, indexed), own)
 
     return answer
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from transformers import DynamicCache
 from kvsim.capture import refuse
 from kvsim.capture.bits import dtype_name
 from kvsim.capture.hooks import Call, attending, backend_of, files_of
+from kvsim.capture.indexer import Form, form_of
 from kvsim.capture.proof import distance
 from kvsim.capture.rotary import NAME as ROTARY
 from kvsim.errors import WrongUse
@@ -28,6 +28,7 @@ from kvsim.trace.shapes import layers_of
 TOKENS = 8  # of the probe
 ROUNDING = 20  # OUT is so many times what rounding alone does
 PLAIN = ("full_attention", "sliding_attention", "hybrid", "hybrid_sliding")  # layer types of transformers
+INDEXED = "indexed_attention"
 LINEAR = ("linear_attention", "conv", "moe", "mlp")
 FIXED = ("scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal")
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo")
@@ -44,6 +45,7 @@ class Anatomy:
     options: dict[int, dict[str, Any]]  # what their attention function is called with, beside tensors of the tokens
     projections: dict[int, torch.Tensor]  # absent where W_O does not read the attention output as it is
     turned: frozenset[int]  # layers whose keys before RoPE can be had
+    indexers: dict[int, Form]  # of layers that attend to what a learned indexer chooses
     dtype: str
     backend: str
 
@@ -83,6 +85,7 @@ def probe(model: Any) -> Anatomy:
         options={i: {k: call.options[k] for k in FIXED if k in call.options} for i, call in calls.items()},
         projections={i: w for i, call in calls.items() if (w := _projection(call, inputs.get(i))) is not None},
         turned=frozenset(i for i, call in calls.items() if turns(call)),
+        indexers={i: form_of(call.indexed, dtype, i) for i, call in calls.items() if call.indexed is not None},
         dtype=dtype,
         backend=backend,
     )
@@ -141,17 +144,22 @@ def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any, unseen: 
     window, sinks, softcap = given.get("sliding_window"), given.get("s_aux"), given.get("softcap")
     if window is None:  # some tell it to their mask and their cache only
         window = getattr(stored, "sliding_window", None)
-    if kind not in PLAIN or given.get("position_bias") is not None:
-        what = "a position bias" if kind in PLAIN else f"{kind} attention"
-        raise WrongUse(f"layer {i}: {type(call.module).__name__} has {what}; only full and sliding attention can be captured")
+    indexed = call.indexed
+    if (kind not in PLAIN and indexed is None) or given.get("position_bias") is not None:
+        what = f"{kind} attention" if kind not in PLAIN and indexed is None else "a position bias"
+        more = " and no indexer of its own that scores single tokens" if kind == INDEXED else ""
+        raise WrongUse(
+            f"layer {i}: {type(call.module).__name__} has {what}{more}; only full and sliding attention, and what an indexer chooses, can be "
+            "captured"
+        )
     q_heads, key_dim = call.q.shape[1], call.q.shape[3]
     kv_heads, value_dim = call.v.shape[1], call.v.shape[3]
-    row_bytes, latent = _row_bytes(call, stored)
+    row_bytes, shared = _row_bytes(call, stored)
     scale = given.get("scaling")
     source = next((j for j in sorted(calls) if j < i and calls[j].k.data_ptr() == call.k.data_ptr()), None)
     return {
         "layer": i,
-        "kind": "mla_expanded" if latent else "full" if window is None else "sliding",
+        "kind": "mla_expanded" if shared else "full" if window is None else "sliding",
         "q_heads": q_heads,
         "kv_heads": kv_heads,
         "key_dim": key_dim,
@@ -164,6 +172,8 @@ def _attending(calls: dict[int, Call], i: int, config: Any, cache: Any, unseen: 
         "row_bytes": row_bytes,
         "kv_source_layer": source,
         "captured": False,
+        "shared_row_bytes": shared,
+        "index_topk": None if indexed is None else indexed.most,
     }
 
 
@@ -184,13 +194,13 @@ def _type(config: Any, i: int) -> str:
     return "full_attention" if types is None else str(types[i])
 
 
-def _row_bytes(call: Call, stored: Any) -> tuple[int, bool]:
-    """(bytes of one cached token per kv head, whether the cache holds less than what is attended: latents)."""
+def _row_bytes(call: Call, stored: Any) -> tuple[int, int | None]:
+    """(bytes of one cached token per kv head, rounded down; of all together, where the cache holds less than what is attended: latents)."""
     plain = (call.k.shape[3] + call.v.shape[3]) * call.k.element_size()
     if stored is None or getattr(stored, "keys", None) is None:
-        return plain, False
+        return plain, None
     real = sum(x.shape[1] * x.shape[3] * x.element_size() for x in (stored.keys, stored.values))
-    return math.ceil(real / call.k.shape[1]), real < plain * call.k.shape[1]
+    return max(1, real // call.k.shape[1]), real if real < plain * call.k.shape[1] else None
 
 
 # ------------------------------------------------------------------------------------------------ RoPE
@@ -260,8 +270,9 @@ def _prove(call: Call, layer: Layer, backend: str) -> None:
 
 
 def _error(call: Call, layer: Layer) -> float:
-    """How far the output is from softmax(scale q k) v as the layer is described (proof.distance)."""
-    return distance(layer, call.q[0], call.k[0], call.v[0], call.out[0].transpose(0, 1))
+    """How far the output is from softmax(scale q k) v as the layer is described, over what its indexer chose (proof.distance)."""
+    read = None if call.indexed is None else call.indexed.read()
+    return distance(layer, call.q[0], call.k[0], call.v[0], call.out[0].transpose(0, 1), read)
 
 
 def _projection(call: Call, read: torch.Tensor | None) -> torch.Tensor | None:

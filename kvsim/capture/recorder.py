@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kvsim.capture import refuse
 from kvsim.capture.attention import add_mass, projected_norm, queries_of
+from kvsim.capture.bits import DTYPES
 from kvsim.capture.hooks import Call
+from kvsim.capture.indexer import Form, Indexed
 from kvsim.capture.staging import Block, Copies
 from kvsim.geometry import ITEMSIZE, Layer
 from kvsim.trace.moments import Moments
@@ -50,9 +53,12 @@ class Recorder:
         keep: Keep,
         put: Put,
         request: int = REQUEST,
+        indexers: Mapping[int, Form] | None = None,
     ) -> None:
-        self.prompt, copies = prompt, Copies()
-        self._lanes = {x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put, copies, request) for x in layers}
+        self.prompt, copies, forms = prompt, Copies(), indexers or {}
+        self._lanes = {
+            x.id: _Lane(x, projections.get(x.id), backend, prompt, keep, put, copies, request, forms.get(x.id)) for x in layers
+        }
 
     @property
     def seen(self) -> int:
@@ -100,20 +106,33 @@ class _Lane:
     put: Put
     copies: Copies
     request: int = REQUEST
+    form: Form | None = None  # of the layer's indexer
     seen: int = 0
     mass: torch.Tensor | None = None
     moments: Moments | None = None  # of the prompt's queries so far
     keys: list[torch.Tensor] = field(default_factory=list)  # of the prompt so far [Hkv, n, dk], where calls do not bring them
     block: Block = field(init=False)  # q, out [Hq, d] and k, v, maybe k_pre [Hkv, d] of a step
+    index: Block = field(init=False)  # the indexer's q [H, d], w [H, 1] and k [1, d] of the same steps
 
     def __post_init__(self) -> None:
-        self.block = Block(segment_steps(self.layer))
+        self.block, self.index = (Block(segment_steps(self.layer)) for _ in range(2))
 
     def take(self, call: Call) -> None:
         refuse.call(call, self.layer, self.seen, self.backend)
         new = call.q.shape[2]
         k_pre = call.turned.before[0] if self.keep.k_pre and call.turned is not None else None
+        if call.indexed is not None and self.form is not None:
+            self._add_index(call.indexed, self.form)
         self.add(call.q[0], call.out[0].transpose(0, 1), call.k[0, :, -new:], call.v[0, :, -new:], k_pre, call.k[0])
+
+    def _add_index(self, said: Indexed, form: Form) -> None:
+        """Keys of all tokens, and queries and weights of decode steps."""
+        new, dtype = len(said.q), DTYPES[self.layer.dtype]
+        k = said.k[-new:].to(dtype)
+        if self.seen >= self.prompt:
+            self.index.add(said.q[0].to(dtype), said.w[0, :, None] * form.factor, k)
+        else:
+            self.put("index_k", self.request, self.layer.id, self.seen, self.copies.take(k))
 
     def add(
         self,
@@ -157,6 +176,17 @@ class _Lane:
             q, out, *rows = self.block.taken()
             self._put_kv(start, *rows)
             self._put_q(start, q, out)
+            if self.index.n and self.form is not None:
+                self._put_index(self.form, start, *self.index.taken())
+
+    def _put_index(self, form: Form, start: int, q: torch.Tensor, w: torch.Tensor, k: torch.Tensor) -> None:
+        """q [H, n, d], w [H, n, 1] and k [1, n, d] of decode steps from position `start`; queries of those that are sampled."""
+        take = self.copies.take
+        self.put("index_k", self.request, self.layer.id, start, take(k[0]))
+        some, steps = self._sampled(start, q.shape[1])
+        if len(steps):
+            rows = take(q[:, some].transpose(0, 1)), take(w[:, some, 0].T)
+            self.put("index_q", self.request, self.layer.id, steps, *rows, form.score_fn)
 
     def _put_kv(self, start: int, k: torch.Tensor, v: torch.Tensor, k_pre: torch.Tensor | None = None) -> None:
         """Rows [Hkv, n, d] of positions from `start`."""
@@ -167,11 +197,16 @@ class _Lane:
 
     def _put_q(self, start: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Queries and outputs [Hq, n, d] of positions from `start`; of decode steps, those that are sampled."""
-        steps = np.arange(start, start + q.shape[1]) - self.prompt
-        some = slice(-int(steps[0]) % self.keep.every, None, self.keep.every) if start >= self.prompt else slice(None)
-        if len(steps[some]):
+        some, steps = self._sampled(start, q.shape[1])
+        if len(steps):
             kept = (self.copies.take(x[:, some].transpose(0, 1)) for x in (q, out))
-            self.put("q", self.request, self.layer.id, steps[some], *kept)
+            self.put("q", self.request, self.layer.id, steps, *kept)
+
+    def _sampled(self, start: int, n: int) -> tuple[slice, NDArray[np.int64]]:
+        """Which of n positions from `start` have their queries kept, and their steps."""
+        steps = np.arange(start, start + n) - self.prompt
+        some = slice(-int(steps[0]) % self.keep.every, None, self.keep.every) if start >= self.prompt else slice(None)
+        return some, steps[some]
 
     def _add_moments(self, q: torch.Tensor, start: int) -> None:
         self.moments = self.moments or Moments(self.layer)

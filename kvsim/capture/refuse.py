@@ -11,7 +11,7 @@ from kvsim.capture.hooks import Call, is_flash
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
 
-CACHED = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer", "LinearAttentionLayer") + (
+CACHED = ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer", "LinearAttentionLayer") + (
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 )
@@ -77,7 +77,7 @@ def forward(args: tuple[Any, ...], options: dict[str, Any], seen: int, prompt: i
 
 def call(call: Call, layer: Layer, start: int, backend: str) -> None:
     """Looks at one attention call of new tokens from position `start`. Raises WrongUse: its keys or its mask are not those of
-    plain causal attention over all positions so far, in a sliding layer over its window."""
+    plain causal attention over all positions so far, in a sliding layer over its window, with an indexer over what it lets through."""
     new, keys = call.q.shape[2], call.k.shape[2]
     total = start + new
     shape = (call.q.shape[1], *call.k.shape[1::2], call.v.shape[3])
@@ -87,7 +87,10 @@ def call(call: Call, layer: Layer, start: int, backend: str) -> None:
         raise WrongUse(
             f"layer {layer.id} attends to {keys} keys after {total} tokens: a static, cropped or reused cache, which capture cannot read"
         )
-    if is_flash(backend):
+    read = None if call.indexed is None else call.indexed.read()
+    if read is not None:
+        causal = not is_flash(backend) and call.mask is not None and _is_causal(call.mask, layer, start, total - keys, read)
+    elif is_flash(backend):
         causal = call.mask is None or bool(call.mask.all())
     elif call.mask is None:
         causal = (new == 1 or (new == keys and backend == "sdpa")) and (layer.window is None or keys <= layer.window)
@@ -100,14 +103,15 @@ def call(call: Call, layer: Layer, start: int, backend: str) -> None:
         )
 
 
-def _is_causal(mask: torch.Tensor, layer: Layer, start: int, first_key: int) -> bool:
-    """Each query is shown the keys up to its own, in a sliding layer the last `window` of them. mask [1, 1 or Hq, S, T]: booleans,
-    or 0 where shown and a large negative number elsewhere."""
+def _is_causal(mask: torch.Tensor, layer: Layer, start: int, first_key: int, read: torch.Tensor | None = None) -> bool:
+    """Each query is shown the keys up to its own, in a sliding layer the last `window` of them, and of those what it may read [S, T].
+    mask [1, 1 or Hq, S, T]: booleans, or 0 where shown and a large negative number elsewhere."""
     if mask.ndim != 4:
         return False
     t = torch.arange(start, start + mask.shape[2], device=mask.device)[:, None]
     pos = torch.arange(first_key, first_key + mask.shape[3], device=mask.device)
     visible = pos <= t if layer.window is None else (pos <= t) & (pos > t - layer.window)
+    visible = visible if read is None else visible & read
     if mask.dtype == torch.bool:
         return bool((mask == visible).all())
     return bool(torch.where(visible, mask == 0, mask <= HIDDEN).all())

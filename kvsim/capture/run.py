@@ -107,5 +107,5 @@ def planned(
     for given in prompts if isinstance(prompts, list) and isinstance(prompts[0], Prompt) else [prompt_of(prompts)]:
         n = steps_of(given, how.steps, how.most)
         check_prompt(model, given, n)
-        plans.append(plan(model, anatomy.layers, chosen, given.prefill, n, how.keep, anatomy.backend, how.chunk))
+        plans.append(plan(model, anatomy, chosen, given.prefill, n, how.keep, how.chunk))
     return together(plans)

@@ -170,20 +170,21 @@ class Session:
         ahead = self._plan(prompt)
         check_room(self.path, ahead)
         check_memory(ahead, self.model.device, self.how.chunk)
+        found = self.anatomy
         recorder = Recorder(
-            self.chosen, self.anatomy.projections, self.anatomy.backend, prompt.prefill, self.how.keep, self.writer.put, i
+            self.chosen, found.projections, found.backend, prompt.prefill, self.how.keep, self.writer.put, i, found.indexers
         )
-        found = Recording(prompt, recorder, self.writer)
+        recording = Recording(prompt, recorder, self.writer)
         self.writer.put("describe", [_request(i, prompt, prompt.prefill + steps)])
         try:
             with attending(self.model, recorder.see, recorder.before):
-                yield found
+                yield recording
             recorder.flush()
         finally:
             self.written |= recorder.seen > 0
         if recorder.seen < prompt.prefill:
             raise WrongUse(f"{recorder.seen} tokens went through the model; expected the prompt's {prompt.prefill} and more")
-        self.writer.put("describe", [_request(i, prompt, recorder.seen, found)])
+        self.writer.put("describe", [_request(i, prompt, recorder.seen, recording)])
 
     def _left(self, prompts: Mapping[int, Prompt]) -> dict[int, Prompt]:
         """Those that are not there yet, checked before the model runs. Raises WrongUse."""
@@ -201,9 +202,7 @@ class Session:
 
     def _plan(self, prompt: Prompt) -> Plan:
         how, steps = self.how, steps_of(prompt, self.how.steps, self.how.most)
-        return plan(
-            self.model, self.anatomy.layers, self.chosen, prompt.prefill, steps, how.keep, self.anatomy.backend, how.chunk
-        )
+        return plan(self.model, self.anatomy, self.chosen, prompt.prefill, steps, how.keep, how.chunk)
 
 
 def examined(model: Any, how: How) -> tuple[Anatomy, list[Layer]]:

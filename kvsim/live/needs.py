@@ -50,6 +50,10 @@ def attended(anatomy: Anatomy, kv_dtype: str | None = None) -> list[Layer]:
                 f"layer {x.id} attends to the rows of layer {x.kv_source_layer}, which a policy cannot evict in a running model yet; capture "
                 "a trace and replay it"
             )
+        if x.index_topk is not None:
+            raise WrongUse(
+                f"layer {x.id} attends to what its own indexer chooses, under which no policy runs; capture a trace and replay it"
+            )
     return found
 
 

@@ -16,8 +16,9 @@ SAMPLE = 64  # decode steps, evenly spread
 
 
 def noise_floor(lane: Lane) -> dict[str, float] | None:
-    """-> median and p95 over steps and query heads of |recorded - dense| / |dense|, each an L2 norm; None without recorded outputs."""
-    if lane.out is None or not len(lane.steps):
+    """-> median and p95 over steps and query heads of |recorded - dense| / |dense|, each an L2 norm; None without recorded outputs, or
+    where the model's own indexer kept tokens out of them."""
+    if lane.out is None or not len(lane.steps) or lane.sparse:
         return None
     some = np.unique(np.linspace(0, len(lane.steps) - 1, min(len(lane.steps), SAMPLE)).astype(np.int64))
     exact = dense(replace(lane, steps=lane.steps[some], t=lane.t[some], q=lane.q[some]), top=0).out

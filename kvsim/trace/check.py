@@ -15,7 +15,7 @@ from kvsim.places import file_hash, names_in
 from kvsim.trace.bits import widen
 from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Listing, Segment, list_files, read_columns, read_journal
-from kvsim.trace.open import Lane, Trace, open_trace
+from kvsim.trace.open import Lane, Trace, open_trace, own_reads
 from kvsim.trace.reference import attend
 from kvsim.trace.write import ROWS
 
@@ -100,8 +100,9 @@ def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
         yield str(e)
         return
     where = f"{trace.path}: request {request.id}, layer {layer.id}"
+    read = own_reads(lane)
     for head in range(layer.kv_heads):
-        yield from (f"{where}, {problem}" for problem in _attention(lane, head))
+        yield from (f"{where}, {problem}" for problem in _attention(lane, head, read))
         yield from (f"{where}, kv head {head}: {problem}" for problem in _rotation(lane, head))
     if lane.q_stats is not None:
         yield from (f"{where}: {problem}" for problem in _moments(lane.q_stats, request.prompt))
@@ -110,16 +111,16 @@ def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
         yield from _counts(trace.folder.of("prefill", request.id, layer.id), lane)
 
 
-def _attention(lane: Lane, kv_head: int) -> Iterator[str]:
-    """Captured outputs and log sums against attention recomputed from q, k and v."""
-    if lane.out is None and lane.lse is None:
+def _attention(lane: Lane, kv_head: int, read: NDArray[np.bool_] | None) -> Iterator[str]:
+    """Captured outputs and log sums against attention recomputed from q, k and v, over what each step may read [N, T] (None: all)."""
+    if (lane.out is None and lane.lse is None) or (read is None and lane.sparse):
         return
     layer, heads = lane.layer, slice(kv_head * lane.layer.group, (kv_head + 1) * lane.layer.group)
     k, v = widen(lane.k[kv_head]), widen(lane.v[kv_head])
     wrong, size, apart = np.zeros(layer.group), np.zeros(layer.group), np.zeros(layer.group)
     for a in range(0, len(lane.t), STEPS):
         block = slice(a, a + STEPS)
-        p, lse = attend(widen(lane.q[block, heads]), lane.t[block], k, layer, kv_head)
+        p, lse = attend(widen(lane.q[block, heads]), lane.t[block], k, layer, kv_head, None if read is None else read[block])
         if lane.out is not None:
             out = p @ v
             wrong += ((widen(lane.out[block, heads]) - out) ** 2).sum(axis=(0, 2))

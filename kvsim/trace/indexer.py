@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace
 from kvsim.geometry import ITEMSIZE, SCORE_FNS, Indexer, Request
-from kvsim.trace.bits import Raw, first_not_finite
+from kvsim.trace.bits import Raw, first_not_finite, widen
 from kvsim.trace.folder import AGAIN, FINITE, Segment, read_columns, vectors
 
 Ints = NDArray[np.int64]
@@ -52,6 +52,18 @@ def indexer_of(
     return Indexer(
         q[order].reshape(*shape, -1), w[order].astype(np.float32).reshape(shape), k[there][np.argsort(at[there])], forms.pop()
     )
+
+
+def chosen(indexer: Indexer, t: Ints, most: int) -> NDArray[np.bool_]:
+    """bool[N, T]: the tokens that an indexer (raw, of the steps whose queries stand at t [N]) lets each step attend to: the `most` visible
+    ones of highest score, in float64, ties to the lower position."""
+    q, k, w = widen(indexer.q), widen(indexer.k), indexer.w.astype(np.float64)
+    out = np.zeros((len(t), len(k)), bool)
+    for i, last in enumerate(t.tolist()):
+        dots = q[i] @ k[: last + 1].T
+        score = w[i] @ (np.maximum(dots, 0) if indexer.score_fn == "relu_weighted" else dots)
+        out[i, np.argsort(-score, kind="stable")[:most]] = True
+    return out
 
 
 def widths(segments: Sequence[Segment], column: str, dtype: str) -> None:

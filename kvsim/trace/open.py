@@ -16,7 +16,7 @@ from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, index_k_schema, inde
 from kvsim.trace.bits import Raw
 from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
-from kvsim.trace.indexer import index_steps, indexer_of, widths
+from kvsim.trace.indexer import chosen, index_steps, indexer_of, widths
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
 from kvsim.trace.moments import stats_of
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
@@ -69,6 +69,11 @@ class Lane:
     lse: Floats | None  # [N, Hq] log of the softmax denominator as captured
     q_stats: QueryStats | None  # of the prompt queries before RoPE
     indexer: Indexer | None  # raw q and k of a learned indexer, when every captured step has its queries
+
+    @property
+    def sparse(self) -> bool:
+        """The model's own indexer kept tokens out of `out` and `lse`."""
+        return self.layer.index_topk is not None and self.layer.index_topk < self.request.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +179,13 @@ class Trace:
     def _holds(self, segments: Sequence[Segment], rows: int) -> bool:
         """An optional table is there; in a partial trace, and with all rows of the prefix."""
         return bool(segments) and (not self.partial or sum(s.rows for s in segments) >= rows)
+
+
+def own_reads(lane: Lane) -> NDArray[np.bool_] | None:
+    """bool[N, T]: the tokens that the model's own indexer let each step attend to. None: all visible ones, or nothing in the trace says
+    which (Lane.sparse tells these apart)."""
+    most = lane.layer.index_topk
+    return chosen(lane.indexer, lane.t, most) if lane.sparse and lane.indexer is not None and most is not None else None
 
 
 def open_trace(path: str | Path | S3Path, allow_partial: bool = False) -> Trace:

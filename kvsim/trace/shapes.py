@@ -77,6 +77,8 @@ def _layer(row: Row, dtype: str, where: str) -> Layer:
     else:
         for name, n in zip((*names, "row_bytes"), (*sizes, row_bytes), strict=True):
             _require(n >= 1, where, f"{name} is {n}", "1 or more")
+        for name in ("shared_row_bytes", "index_topk"):
+            _require(row.get(name) is None or row[name] >= 1, where, f"{name} is {row.get(name)}", "null or 1 or more")
         _require(q_heads % kv_heads == 0, where, f"{q_heads} q_heads over {kv_heads} kv_heads", "q_heads a multiple of kv_heads")
         _require(math.isfinite(scale) and scale > 0, where, f"scale is {scale}", "a number above 0")
         _require(
@@ -118,6 +120,8 @@ def _layer(row: Row, dtype: str, where: str) -> Layer:
         rope=rope,
         kv_source_layer=row.get("kv_source_layer"),
         captured=captured,
+        shared_row_bytes=row.get("shared_row_bytes"),
+        index_topk=row.get("index_topk"),
     )
 
 

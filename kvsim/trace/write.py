@@ -23,6 +23,7 @@ from kvsim.geometry import ITEMSIZE, SCORE_FNS, Layer, QueryStats, Request
 from kvsim.tables import (
     LAYERS,
     PREFILL,
+    RARE,
     REQUESTS,
     TRACE_SCHEMA,
     VALUES,
@@ -100,7 +101,8 @@ class TraceWriter:
             rest = rest_of(self.path, self._draft, list(layers)) if go_on else None
             self._journal = (self.path / "journal.jsonl").open("ab")
             if rest is None:
-                draft = LAYERS.with_metadata({DRAFT: json.dumps(self._draft).encode()})
+                rare = [name for name in RARE if all(row.get(name) is None for row in layers)]
+                draft = pa.schema([f for f in LAYERS if f.name not in rare], {DRAFT: json.dumps(self._draft).encode()})
                 self._close("layers/part-0.parquet", pa.Table.from_pylist(list(layers), draft))
             else:
                 self._take(rest)

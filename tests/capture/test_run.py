@@ -138,7 +138,7 @@ def test_an_override_of_your_own_stays(tmp_path):
 def test_keys_that_change_after_rope_have_none_before_it():
     x = torch.randn(1, 2, 5, 8)
     turned = Turned(x, 2 * x, x, x)
-    call = partial(Call, torch.nn.Identity(), 0, x, v=x, out=x, mask=None, options={}, turned=turned)
+    call = partial(Call, torch.nn.Identity(), 0, x, v=x, out=x, mask=None, options={}, turned=turned, indexed=None)
     assert turns(call(k=2 * x))
     assert turns(call(k=torch.cat([x, 2 * x], dim=2)))  # after older ones
     assert not turns(call(k=2 * x + 1))
@@ -345,7 +345,8 @@ def test_latent_rows_are_billed_as_the_cache_holds_them(tmp_path):
     capture(model, tiny.tokens(8), tmp_path / "t", steps=2, k_pre=False)
     layer = open_trace(tmp_path / "t").layers[0]
     assert (layer.kind, layer.key_dim, layer.value_dim, layer.kv_heads) == ("mla_expanded", 12, 6, 6)
-    assert layer.row_bytes == -(-(12 + 4) * 2 // 6)  # a latent of 12 and a rotary key of 4, shared by 6 heads
+    assert layer.shared_row_bytes == (12 + 4) * 2  # a latent of 12 and a rotary key of 4, shared by 6 heads
+    assert layer.row_bytes == 32 // 6
 
 
 def test_linear_layers_are_listed_and_not_captured(tmp_path):

@@ -38,12 +38,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT | EXPERTS | {"num_key_value_heads": 6, "n_routed_experts": 4, "n_group": 2, "topk_group": 1},
     "qwen3_next": LINEAR | EXPERTS | {"num_experts": 2, "shared_expert_intermediate_size": 16, "num_hidden_layers": 4},
 }
-OWN_HEADS = {"phi3", "gpt_neox", "deepseek_v3"}  # their head size follows from others
+INDEX = {"index_n_heads": 8, "index_head_dim": 8, "index_topk": 12}
+SCORED = {
+    "num_key_value_heads": 6,
+    "pad_token_id": None,
+}  # the embedding of a pad token is 0, and with it all its scores, which tie
+INDEXED: dict[str, dict[str, Any]] = {name: LATENT | INDEX | SCORED for name in ("deepseek_v32", "glm_moe_dsa")}
+OWN_HEADS = {"phi3", "gpt_neox", "deepseek_v3", *INDEXED}  # their head size follows from others
 
 
 def model(family: str, dtype: torch.dtype = torch.float32, attention: str = "eager", **other: Any) -> Any:
     """The same weights every time, in evaluation mode; no token ends a text."""
-    given = PLAIN | FAMILIES[family] | other
+    given = PLAIN | (FAMILIES | INDEXED)[family] | other
     if family in OWN_HEADS:
         given.pop("head_dim")
     torch.manual_seed(0)
