@@ -200,7 +200,9 @@ def _attention_bytes(how: Kernels) -> pl.Expr:
     """Rows that attention reads: whole pages where there are pages; coded rows as codes, or 16-bit where a kernel decoded them before."""
     away = pl.col("host_read_bytes") + pl.col("ssd_read_bytes")
     coded, decoded = pl.col("quant_tokens") > 0, pl.col("read_tokens") * pl.col("row_bytes")
-    rows = pl.min_horizontal(pl.col("read_bytes") + away, decoded)  # what an offload fetches is in both
+    once = pl.min_horizontal(pl.col("read_bytes") + away, decoded)  # what an offload fetches is in both
+    latent = pl.col("kind") == "mla_expanded"  # a row of all heads, read when any of them reads it
+    rows = pl.when(latent).then(pl.col("read_bytes")).otherwise(once)
     exact = pl.when(pl.col("whole")).then(rows).otherwise(pl.max_horizontal(pl.col("page_bytes"), rows))
     return _q_and_out() + pl.when(~coded).then(exact).otherwise(
         decoded if how.dequant == "separate" else pl.col("read_bytes") + pl.col("meta_bytes") + away

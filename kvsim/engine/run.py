@@ -22,6 +22,7 @@ from kvsim.engine.evolve import Course, evolve_all
 from kvsim.engine.explain import depths_of, regret
 from kvsim.engine.fate import tiers_and_events
 from kvsim.engine.lags import died, lags
+from kvsim.engine.latent import Shared
 from kvsim.engine.levels import levels
 from kvsim.engine.offload import PageCache, offloaded
 from kvsim.engine.pages import pages_of
@@ -133,7 +134,8 @@ class _Work:
     ):
         self.heads_only = heads_only
         self.source, self.job, self.chain, self.record = source, job, chain, record
-        self.plans, self.allocator, self.explain = plans, allocator, explain
+        shared = source.layer.shared_row_bytes is not None  # so are its pages
+        self.plans, self.allocator, self.explain = plans, "layer" if shared else allocator, explain
         self.read, self.keep = self.chain.part("read"), self.chain.part("keep")
         self.codecs = self.chain.codecs
         self.by_rule = isinstance(self.read, everything) and not isinstance(job.chain.part("read"), everything)
@@ -143,6 +145,8 @@ class _Work:
         beside = explain and self.record is not None
         self.all_steps = steps is not None and (self.read.refresh != 1 or isinstance(self.store, offload) or beside)
         self.tables: Tables = {name: [] for name in TABLES}
+        pages = 0 if self.read.page is None else -(-source.request.total // self.read.page)
+        self.shared = Shared(source, pages) if shared and not heads_only else None
 
     def begin(self, head: int, wanted: NDArray[np.bool_]) -> None:
         src, read = self.source, self.read
@@ -200,12 +204,7 @@ class _Work:
         if self.cache and picked is not None:
             changed, fetched, on_device = offloaded(self.cache, self.read, dense, held, picked)
             ledger, heads, pages = ledger | changed, heads | fetched, pages and on_device
-        if self.curves and picked is not None:
-            self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
-        if self.plans and picked is not None:
-            self._plans(dense, picked, wanted)
-        if self.recurrence:
-            self.recurrence.add(dense, held, picked)
+        self._gather(dense, held, picked, wanted)
         steps_apart = self.turnover.columns(dense, held, picked, truth) if self.turnover and picked is not None else {}
         if not wanted.any():
             return
@@ -222,6 +221,17 @@ class _Work:
             columns |= against_truth(dense, picked, read_truth, self.turnover.reader)
             self._add("explain", {"q_head": q_heads, "step": np.repeat(steps, group)} | columns, np.repeat(wanted, group))
             self.slack.add(dense, picked, truth, wanted)
+
+    def _gather(self, dense: Dense, held: Held, picked: Picked | None, wanted: NDArray[np.bool_]) -> None:
+        """What is told of more than one step, or of more than one head."""
+        if self.curves and picked is not None:
+            self.curves.add(dense, held, picked, wanted, ranking_of(self.read))
+        if self.plans and picked is not None:
+            self._plans(dense, picked, wanted)
+        if self.recurrence:
+            self.recurrence.add(dense, held, picked)
+        if self.shared:
+            self.shared.add(dense, held, picked)
 
     def _heads(self, dense: Dense, columns: Columns, wanted: NDArray[np.bool_]) -> None:
         group, steps = dense.group, self.source.steps[dense.index]
@@ -265,6 +275,8 @@ class _Work:
 
     def end_layer(self) -> None:
         self._pages_of_layer()
+        if self.shared and self.tables["ledger"]:
+            self.shared.bill(self.tables["ledger"], 1 if self.read.page is None else account.page_rows(self.read))
         if self.recurrence:
             self.tables["recurrence"] += self.recurrence.rows(self.job.heads)
 

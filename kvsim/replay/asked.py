@@ -17,7 +17,7 @@ from kvsim.policies.language import Policy, parse_policy
 from kvsim.policies.protocol import Chain, Part, Read
 from kvsim.policies.rules import Rule
 from kvsim.replay.baselines import Entry, chains_of, with_baselines
-from kvsim.tables import RUN_SCHEMA
+from kvsim.tables import RARE, RUN_SCHEMA
 from kvsim.trace.open import Supply, Trace
 
 Task = tuple[int, int]  # request, layer
@@ -208,7 +208,10 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "kv_source_layer",
         "captured",
     )
-    return {"layer": layer.id} | {name: getattr(layer, name) for name in names} | {"learned_sinks": layer.sinks is not None}
+    rare = {name: x for name in RARE if (x := getattr(layer, name)) is not None}
+    return (
+        {"layer": layer.id} | {name: getattr(layer, name) for name in names} | {"learned_sinks": layer.sinks is not None} | rare
+    )
 
 
 def _request(r: Request, asked: Asked) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A law is stated once, as a sentence and as a comparison of whole columns; the fi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -81,7 +81,10 @@ def check_laws(policy: Policy, request: Request, layer: Layer, tables: Mapping[s
     whole = {name: rows_of(policy.id, name, table) for name, table in tables.items()}
     for job in jobs_of(policy, layer):
         chain = allocate.for_layer(job.chain, layer)
-        for head in range(layer.kv_heads) if job.heads is None else job.heads:
+        heads = range(layer.kv_heads) if job.heads is None else job.heads
+        if layer.shared_row_bytes is not None:
+            _shared_bytes(whole["ledger"], heads, layer.shared_row_bytes)
+        for head in heads:
             mine = {name: rows.where(_of_head(rows, head, layer)) for name, rows in whole.items()}
             _ledger(mine["ledger"], chain, request, layer)
             _heads(mine["heads"], mine["ledger"], chain)
@@ -140,23 +143,40 @@ def _ledger(x: Rows, chain: Chain, request: Request, layer: Layer) -> None:
 
 
 def _ledger_bytes(x: Rows, chain: Chain, layer: Layer) -> None:
-    row = layer.row_bytes
-    held, read = x["held_tokens"] * row, x["read_tokens"] * row
-    grows = chain.codecs is not None and chain.codecs.grows
-    x.must("held rows cost no more than exact ones", grows | (x["resident_bytes"] <= held))
-    x.must("rows read cost no more than exact ones", grows | (x["read_bytes"] <= read))
-    x.must("every step writes its own row", x["write_bytes"] >= row)
+    x.must("every step writes its own row", x["write_bytes"] >= layer.row_bytes)
     if chain.codecs is None:
         no_meta = (x["meta_resident_bytes"] == 0) & (x["meta_bytes"] == 0)
         sums = chain.part("estimate") is not None
         x.must("without a codec nothing is quantised", (x["quant_tokens"] == 0) & (sums | no_meta))
+    page = chain.part("read").page
+    if page is not None and not np.isnan(x["read_pages"]).any():
+        x.must("pages read hold the tokens read", x["read_pages"] * page >= x["read_tokens"])
+        x.must("runs are made of pages", (x["read_runs"] >= 1) & (x["read_runs"] <= x["read_pages"]))
+    if layer.shared_row_bytes is None:
+        _row_bytes(x, chain, layer.row_bytes)
+
+
+def _row_bytes(x: Rows, chain: Chain, row: int) -> None:
+    """Of rows that a kv head has for itself."""
+    held, read = x["held_tokens"] * row, x["read_tokens"] * row
+    grows = chain.codecs is not None and chain.codecs.grows
+    x.must("held rows cost no more than exact ones", grows | (x["resident_bytes"] <= held))
+    x.must("rows read cost no more than exact ones", grows | (x["read_bytes"] <= read))
+    if chain.codecs is None:
         x.must("held rows cost row_bytes each", x["resident_bytes"] == held)
         x.must("rows read cost row_bytes each", x["read_bytes"] == read)
     page = chain.part("read").page
     if page is not None and not np.isnan(x["read_pages"]).any():
-        x.must("pages read hold the tokens read", x["read_pages"] * page >= x["read_tokens"])
         x.must("page_bytes = pages read, whole", x["page_bytes"] == x["read_pages"] * page_rows(chain.part("read")) * row)
-        x.must("runs are made of pages", (x["read_runs"] >= 1) & (x["read_runs"] <= x["read_pages"]))
+
+
+def _shared_bytes(x: Rows, heads: Sequence[int], row: int) -> None:
+    """Of a row that all kv heads share."""
+    each = [x.where(x["kv_head"] == head) for head in heads]
+    for tokens, paid in (("held_tokens", "resident_bytes"), ("read_tokens", "read_bytes")):
+        n, total = np.array([head[tokens] for head in each]), sum(head[paid] for head in each)
+        each[0].must("heads that share rows pay for all that one of them has", total >= n.max(0) * row)
+        each[0].must("heads that share rows pay no more than if they shared none", total <= n.sum(0) * row)
 
 
 def _heads(x: Rows, ledger: Rows, chain: Chain) -> None:

@@ -92,6 +92,7 @@ def _foreign(trace: Trace, r: Request, layer: Layer, chain: Chain) -> None:
 
 def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply) -> Iterator[str]:
     """What a chain cannot be given in one (request, layer), in words."""
+    yield from _latent(chain, layer)
     for part in chain.parts:
         if (turns := _turns(part)) and (problem := rope_problem(layer.rope)):
             yield f"{type(part).__name__} {turns}: {problem}"
@@ -110,11 +111,18 @@ def lacking(chain: Chain, asked: Asked, r: Request, layer: Layer, supply: Supply
             yield f"offload moves pages at every decode step: {gaps}"
 
 
+def _latent(chain: Chain, layer: Layer) -> Iterator[str]:
+    """Parts that take a row apart which all kv heads share."""
+    for part in chain.parts:
+        if layer.shared_row_bytes is not None and (getattr(part, "codecs", None) or isinstance(part, offload)):
+            yield f"{type(part).__name__} codes or moves K and V of one head: this layer keeps latents, one row for all heads"
+
+
 def _unindexed(supply: Supply) -> str | None:
     """What is not there of a learned indexer's rows."""
     if supply.index_steps is None:
         absent = "tables index_k and index_q of a learned indexer are not in the trace"
-        return f"{absent}; kvsim capture does not record them, TraceWriter writes them"
+        return f"{absent}; kvsim capture records them of models that have one, TraceWriter writes them"
     lost = [*np.setdiff1d(supply.steps, supply.index_steps).tolist()]
     return f"index_q has no rows of decode steps {spans(lost)}; write those of every captured step" if lost else None
 

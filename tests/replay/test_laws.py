@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ def tables(trace, tmp_path_factory):
     return dict(zip(policies, read_part(parts, (0, 0)), strict=True))
 
 
-def check(trace, tables, policy, monkeypatch=None, broken=None):
-    """Checks the tables of a policy after `broken` = (table, {column: change}) was applied to them."""
+def check(trace, tables, policy, monkeypatch=None, broken=None, shared=False):
+    """Checks the tables of a policy after `broken` = (table, {column: change}) was applied to them; shared: rows are those of all heads."""
     if broken is not None:
         name, changes = broken
         read = laws.rows_of
@@ -47,6 +48,8 @@ def check(trace, tables, policy, monkeypatch=None, broken=None):
 
         monkeypatch.setattr(laws, "rows_of", altered)
     layer = trace.layers[0].billed("float16", "float16")
+    if shared:
+        layer = replace(layer, shared_row_bytes=layer.kv_heads * layer.row_bytes)
     check_laws(parse_policy(policy), trace.requests[0], layer, tables[policy])
 
 
@@ -187,8 +190,28 @@ def test_a_broken_law_is_named_with_its_row(trace, tables, monkeypatch, policy, 
     assert told.startswith(f"{table} of {parse_policy(policy).id}, row request=0 layer=0")
 
 
+SHARED = [
+    (FULL, "ledger", {"resident_bytes": plus(-1)}, "heads that share rows pay for all that one of them has"),
+    (FULL, "ledger", {"read_bytes": plus(-1)}, "heads that share rows pay for all that one of them has"),
+    (STREAM, "ledger", {"resident_bytes": put(1e9)}, "heads that share rows pay no more than if they shared none"),
+    (STREAM, "ledger", {"read_bytes": put(1e9)}, "heads that share rows pay no more than if they shared none"),
+]
+
+
+@pytest.mark.parametrize("policy", [FULL, STREAM])
+def test_the_laws_of_shared_rows_hold(trace, tables, policy):
+    """Heads that hold the same tokens: the parts of all are the row."""
+    check(trace, tables, policy, shared=True)
+
+
+@pytest.mark.parametrize(("policy", "table", "changes", "law"), SHARED)
+def test_a_broken_law_of_shared_rows_is_named(trace, tables, monkeypatch, policy, table, changes, law):
+    with pytest.raises(BrokenLaw, match=f"{table} of .*, row request=0 layer=0 .*broken law: {law}$"):
+        check(trace, tables, policy, monkeypatch, (table, changes), shared=True)
+
+
 def test_every_law_has_been_broken_here():
     stated = re.findall(r'must\(\s*f?"([^"]+)"', inspect.getsource(laws))
-    tried = {re.sub(r"^\w+ (is between|never falls)", r"{name} \1", law) for *_, law in BROKEN}
+    tried = {re.sub(r"^\w+ (is between|never falls)", r"{name} \1", law) for *_, law in BROKEN + SHARED}
     assert len(stated) > 30
     assert set(stated) == tried
