@@ -18,17 +18,30 @@ COLUMNS = ["method", "bytes", "mass read", "evidence read", "output error"]
 ANSWERED = ["answered, closed loop", "KL"]
 FORMS = {"mass recall": ".0%", "evidence recall": ".0%", "output error": ".3f"}
 NOTES = [
-    "Mass, evidence and error are of a replay, open loop: queries come from the run with full attention.",
-    "Bytes held: rows, codes, scales, moments, of what full attention holds; between two budgets that were run numbers lie on a straight line. "
-    "Bytes read: rows that the query heads of a group read together, and the index, of what full attention reads; whoever reads less holds "
-    "everything, and its index on top.",
-    "Layers of the replay: the first, the middle and the last, each with the same budget. So pyramidkv, which takes from some layers what it "
-    "gives to others, has no replay here, nor has expected_attention, whose statistics the traces lack; and turboquant, which leaves the first "
-    "and the last two layers exact, seems to hold more than it does in a whole model.",
-    "Every method has its defaults, its authors' where these are known (kvsim policies NAME --presets). The oracle of keeping sees the future "
-    "and the oracle of reading the truth, so no method can have them; both keep what has most mass, which is not always what changes the "
-    "output least.",
-    "The question comes after the prompt, token by token: who evicts once after the prompt (snapkv and its kin) decides before it is asked.",
+    "Mass, evidence and error are of a replay, open loop: queries come from the run with full attention. SmolLM2-135M-Instruct, weights of "
+    "4 bits, prompts of 1024 tokens, in 16 bits. Mass: of the probability of full attention, what lies on tokens that were read; evidence: "
+    "the same of what lies on the tokens that hold the answer; error: the L2 distance of the attention output from that of full attention, "
+    "as a part of its norm. All of answer steps alone, over contexts, layers and query heads.",
+    "Bytes held: rows, codes, scales, moments, of what full attention holds; between two budgets that were run numbers lie on a straight "
+    "line. Not in them: numbers that a policy remembers of its tokens (h2o one each, 4 bytes: state_bytes in events), and the probabilities "
+    "that it looks at and a fused kernel does not give (score_bytes in the ledger). Bytes read: rows that the query heads of a group read "
+    "together, and the index, of what full attention reads; whoever reads less holds everything, and its index on top. Every query head "
+    "chooses for itself and the three of a group read what any of them chose: where they choose apart, as heads that draw pages at random "
+    "do, each has fewer.",
+    "Layers of the replay: the first, the middle and the last, each with the same budget. So pyramidkv, which takes from some layers what "
+    "it gives to others, has no replay here, nor has expected_attention, whose statistics the traces lack; and turboquant, which leaves the "
+    "first and the last two layers exact, seems to hold more than it does in a whole model.",
+    "Every method has kvsim's defaults, which are not its authors' everywhere (kvsim policies NAME --presets): quest's code reads the first "
+    "two layers whole, here all have the budget (analyses/closed_loop has it with both whole); snapkv's has a window of 64 prompt queries, "
+    "here it is 32; adakv's pools 7 scores by their maximum, here 5 by their mean. kivi has the residual of its example scripts, 32 rows, "
+    "turboquant presets of vLLM. caote is exact for one eviction: the cut after the prompt takes many at once, each by its error alone. "
+    "Block means are of 16 keys of a model that was not trained for them. qevict keeps most of its tokens as codes of 2 bits, so it holds "
+    "more of them, and its largest budget here takes less than half of the bytes.",
+    "The oracle of keeping sees the future and the oracle of reading the truth, so no method can have them; both keep what has most mass, "
+    "which is not always what changes the output least.",
+    "The question comes after the prompt, token by token: who evicts once after the prompt (snapkv, adakv, criticalkv, defensivekv, caote "
+    "on snapkv) decides before it is asked. Where the question ends the prompt, which their window of last queries is made for, it would "
+    "have seen it.",
 ]
 
 
@@ -70,7 +83,9 @@ def _live() -> tuple[Mapping[tuple[str, str], tuple[str, str]], list[str]]:
     full = found.filter(pl.col("policy") == FULL).row(0, named=True)
     return told, [
         f"Closed loop: {full['samples']} other prompts with needles, 512 tokens, every layer (analyses/closed_loop, cell frontier). Answers are "
-        f"parts of the {full['samples'] - full['full_fails']} that full attention gives, with Wilson intervals; KL at the answer. What reads "
-        "has the budget at which replays billed these bytes, on average; qevict holds the scales of its budget's rows on top. Oracles of "
-        "keeping and moments cannot be run in a model here.",
+        f"parts of the {full['samples'] - full['full_fails']} that full attention gives, with Wilson intervals, most of which overlap; KL at "
+        "the answer. What reads has the budget at which replays billed these bytes, on average; qevict holds the scales of its budget's rows on "
+        "top, and who evicts once the rows of the answer. The oracle of keeping and moments cannot be run in a model here. Rows are sorted by "
+        "output error, which is not the order of the answers: what a replay tells of a running model is a question of its own "
+        "(analyses/closed_loop).",
     ]
