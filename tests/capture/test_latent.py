@@ -22,9 +22,11 @@ FAMILIES = ["deepseek_v3", "deepseek_v32"]
 SIZES = {torch.bfloat16: 2, torch.float32: 4}
 
 
-def replayed(tmp_path: Path, family: str, policies: str | list[str], dtype: torch.dtype = torch.bfloat16, **how: bool) -> Run:
+def replayed(
+    tmp_path: Path, family: str, policies: str | list[str], dtype: torch.dtype = torch.bfloat16, plans: bool = False
+) -> Run:
     capture(tiny.model(family, dtype), PROMPT, tmp_path / "t", steps=STEPS, k_pre=False)
-    return replay(tmp_path / "t", policies, tmp_path / "run", strict=True, **how)
+    return replay(tmp_path / "t", policies, tmp_path / "run", strict=True, plans=plans)
 
 
 def of_layers(run: Run) -> pl.DataFrame:

@@ -23,7 +23,10 @@ from kvsim.policies.protocol import ATTENTION, VALUES, Floats, Hold, Keep, Mask,
 @dataclass(frozen=True, kw_only=True)
 class caote(Keep):
     act = "drops the token without which the attention output, by the base's weights, changes least"
-    paper = "Goel et al., CAOTE: KV Cache Selection for LLMs via Attention Output Error-Based Token Eviction, arXiv 2504.14051 (read: its abstract)"
+    paper = (
+        "Goel et al., CAOTE: KV Cache Selection for LLMs via Attention Output Error-Based Token Eviction, arXiv 2504.14051, known from its"
+        " abstract"
+    )
 
     hold: Hold
     base: Literal["h2o", "tova", "snapkv"] = "h2o"
