@@ -16,6 +16,7 @@ from kvsim.errors import BadTrace, WrongUse
 
 STEP = ("policy", "request", "at")  # `at` is the decode step; `step` numbers these
 KIND = ("kind", "window")
+LATENT = pl.col("kind") == "mla_expanded"  # its rows are of all kv heads, as wide as no key
 SUMS = (
     "read_bytes", "meta_bytes", "index_bytes", "page_bytes", "score_bytes", "write_bytes", "rebuild_bytes", "host_read_bytes",
     "ssd_read_bytes", "moved_in_bytes", "moved_out_bytes", "collective_bytes", "coded_bytes", "coded_numbers", "quant_tokens",
@@ -94,7 +95,10 @@ def _layers(about: dict[str, Any]) -> pl.DataFrame:
     rows = about.get("layers") or []
     if not rows or any(k not in r for r in rows for k in needed):
         raise BadTrace("run.json: no layers with their heads; replay again with this version of kvsim")
-    layers = pl.DataFrame([{k: r.get(k) for k in (*needed, "window")} for r in rows], schema_overrides={"window": pl.Int64})
+    given = [{k: r.get(k) for k in (*needed, "window", "shared_row_bytes")} for r in rows]
+    layers = pl.DataFrame(given, schema_overrides={"window": pl.Int64, "shared_row_bytes": pl.Int64}).with_columns(
+        appended=pl.coalesce("shared_row_bytes", pl.col("kv_heads") * pl.col("row_bytes"))
+    )
     shapes = layers.select("q_heads", "kv_heads", "key_dim", "value_dim").unique()
     if shapes.height > 1:
         raise WrongUse(
@@ -118,7 +122,7 @@ def _by_layer(ledger: pl.LazyFrame, events: pl.LazyFrame, layers: pl.DataFrame) 
         cut=pl.sum_horizontal("promoted", "demoted", "evicted").sum() > 0, state_bytes=pl.col("state_bytes").sum()
     )
     shape = layers.lazy().select(
-        pl.col("layer").cast(pl.Int16), *KIND, "q_heads", "kv_heads", "key_dim", "value_dim", "row_bytes"
+        pl.col("layer").cast(pl.Int16), *KIND, "q_heads", "kv_heads", "key_dim", "value_dim", "row_bytes", "appended"
     )
     out = rows.join(cuts, on=unit, how="left").join(shape, on="layer")
     there = pl.col("visible") * pl.col("kv_heads") - pl.col("evicted_tokens")  # of all kv heads, wherever it is
@@ -165,10 +169,14 @@ def _weights(forms: dict[str, str], layers: pl.DataFrame, replayed: list[int]) -
 
 
 def _notes(kinds: dict[int, tuple[Any, ...]], replayed: list[int]) -> list[str]:
-    """What the reader of a step must know about layers that were not replayed."""
+    """What the reader of a step must know about latent layers, and about those that were not replayed."""
+    latent = any(kind == "mla_expanded" for kind, *_ in kinds.values())
+    latents = [
+        "latent rows are priced by their bytes, as kernels of plain K and V read them: no kernel of latents was measured"
+    ] * latent
     if len(replayed) == len(kinds):
-        return []
-    said = [f"{len(replayed)} of {len(kinds)} layers were replayed; each stands for the others of its kind"]
+        return latents
+    said = [*latents, f"{len(replayed)} of {len(kinds)} layers were replayed; each stands for the others of its kind"]
     for kind, n in sorted(Counter(kinds.values()).items(), key=str):
         if kind not in {kinds[r] for r in replayed}:
             said.append(f"{n} layers of kind {kind[0]} were not replayed and are not in the step")
@@ -179,14 +187,15 @@ def _as_whole(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows that stand for layers read whole by rule: everything they hold is read, nothing is ranked."""
     rule = pl.col("by_rule")
     coded = pl.col("quant_tokens") > 0
-    stored = pl.when(coded).then(pl.col("resident_bytes")).otherwise(pl.col("there") * pl.col("row_bytes"))
+    whole = pl.col("there") * pl.col("appended") / pl.col("kv_heads")
+    stored = pl.when(coded).then(pl.col("resident_bytes")).otherwise(whole.round().cast(pl.Int64))
     all_of = {"read_bytes": stored, "meta_bytes": pl.col("meta_resident_bytes"), "read_tokens": pl.col("there")}
     none = ("page_bytes", "index_bytes", "index_resident_bytes", "rebuild_bytes")
     return rows.with_columns(
         pl.col("whole") | pl.col("reads_all"),
         *(pl.when(rule).then(has).otherwise(pl.col(name)).alias(name) for name, has in all_of.items()),
         *(pl.when(rule).then(0).otherwise(pl.col(name)).alias(name) for name in none),
-        pl.when(rule).then(pl.col("kv_heads") * pl.col("row_bytes")).otherwise("write_bytes").alias("write_bytes"),
+        pl.when(rule).then("appended").otherwise("write_bytes").alias("write_bytes"),
     )
 
 
@@ -201,8 +210,7 @@ def _attention_bytes(how: Kernels) -> pl.Expr:
     away = pl.col("host_read_bytes") + pl.col("ssd_read_bytes")
     coded, decoded = pl.col("quant_tokens") > 0, pl.col("read_tokens") * pl.col("row_bytes")
     once = pl.min_horizontal(pl.col("read_bytes") + away, decoded)  # what an offload fetches is in both
-    latent = pl.col("kind") == "mla_expanded"  # a row of all heads, read when any of them reads it
-    rows = pl.when(latent).then(pl.col("read_bytes")).otherwise(once)
+    rows = pl.when(LATENT).then(pl.col("read_bytes")).otherwise(once)  # a row of all heads is read when any of them reads it
     exact = pl.when(pl.col("whole")).then(rows).otherwise(pl.max_horizontal(pl.col("page_bytes"), rows))
     return _q_and_out() + pl.when(~coded).then(exact).otherwise(
         decoded if how.dequant == "separate" else pl.col("read_bytes") + pl.col("meta_bytes") + away
@@ -236,10 +244,9 @@ def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
     page = pl.coalesce("page", (pl.col("page_rows") / pl.col("row_bytes")).round().cast(pl.Int64))
     exist = (pl.col("there") / pl.col("kv_heads") / page).ceil()
     ranked = pl.col("index_bytes") > 0
-    bits = pl.col("row_bytes") * 8 / (pl.col("key_dim") + pl.col("value_dim"))
+    bits = pl.when(LATENT).then(16).otherwise(pl.col("row_bytes") * 8 / (pl.col("key_dim") + pl.col("value_dim")))
     at_score = pl.col("cut") if how.scores_at == "events" else pl.lit(True)
-    appended = pl.col("kv_heads") * pl.col("row_bytes")
-    summarised = pl.col("write_bytes") - appended + pl.col("rebuild_bytes").fill_null(0)
+    summarised = pl.col("write_bytes") - pl.col("appended") + pl.col("rebuild_bytes").fill_null(0)
     when: dict[str, tuple[pl.Expr, pl.Expr, pl.Expr | None]] = {
         "dense_attn": (pl.col("whole"), _attention_bytes(how), None),
         "gather_attn": (~pl.col("whole"), _attention_bytes(how), pl.col("pages")),

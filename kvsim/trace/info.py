@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.geometry import ALL_LAYERS, ATTENTION, INDEX, K_PRE, PREFILL_MASS, Q_STATS, WO_NORM, Layer, Need, Window
+from kvsim.tables import RARE
 from kvsim.trace.open import Supply, Trace, open_trace
 
 
@@ -71,7 +72,9 @@ def needs(trace: Trace, supplies: dict[tuple[int, int], Supply]) -> dict[Need, b
 
 def _layer(layer: Layer) -> dict[str, Any]:
     names = ("id", "kind", "q_heads", "kv_heads", "key_dim", "value_dim", "row_bytes", "window", "softcap", "captured")
+    rare = {name: x for name in RARE if (x := getattr(layer, name)) is not None}
     return {name: getattr(layer, name) for name in names} | {
         "learned_sinks": layer.sinks is not None,
         "rope": layer.rope is not None,
+        **rare,
     }

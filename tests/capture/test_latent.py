@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 import torch
 
 from kvsim.capture.run import capture
+from kvsim.cost.launches import Kernels
+from kvsim.cost.ledger import work
 from kvsim.errors import WrongUse
+from kvsim.metrics.run import open_run
 from kvsim.replay.result import Run
 from kvsim.replay.run import replay
 from tests.capture import tiny
@@ -29,7 +33,7 @@ def replayed(
     return replay(tmp_path / "t", policies, tmp_path / "run", strict=True, plans=plans)
 
 
-def of_layers(run: Run) -> pl.DataFrame:
+def of_layers(run: Any) -> pl.DataFrame:
     """The ledger summed over kv heads."""
     ledger = pl.read_parquet(run.path / "ledger.parquet").with_columns(pl.col("policy").cast(pl.String))
     sums = [name for name in ledger.columns if name.endswith(("_bytes", "_tokens"))]
@@ -79,6 +83,27 @@ def test_heads_that_keep_apart_hold_the_union_of_their_rows(tmp_path, family):
     for (_, found), rows in zip(of_layers(run).group_by("layer", maintain_order=True), union, strict=True):
         assert rows > 12
         assert found["resident_bytes"].to_list() == [LATENT * 2 * (rows + 1 + i) for i in range(STEPS)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_priced_by_the_bytes_of_latents(tmp_path, family):
+    policies = ["full()", "snapkv(hold=tokens(12), window=4)", "quest(read=tokens(8), page=4)"]
+    run = open_run(replayed(tmp_path, family, policies).path)
+    found = work(run.about, run.ledger, run.tables["events"], Kernels())
+    ledger = of_layers(open_run(run.path)).group_by("policy", "step").agg(pl.col("read_bytes", "page_bytes").sum())
+    steps = found.steps.join(ledger, left_on=["policy", "at"], right_on=["policy", "step"])
+    launched = found.launches.join(steps.select("step", "read_bytes", "page_bytes"), on="step")
+    beside = 2 * HEADS * (tiny.LATENT["qk_nope_head_dim"] + tiny.LATENT["qk_rope_head_dim"] + tiny.LATENT["v_head_dim"]) * 2
+    attends = launched.filter(pl.col("class").is_in(["dense_attn", "gather_attn"]))
+    assert attends.height == 3 * STEPS
+    rows = pl.when(pl.col("page_bytes") > 0).then("page_bytes").otherwise("read_bytes")
+    assert attends["bytes"].to_list() == attends.select(rows + beside).to_series().to_list()
+    assert {*attends["kv_bits"]} == {16}
+    assert (launched.filter(pl.col("class") == "summary_update")["bytes"] > 0).all()
+    assert not launched.filter(pl.col("class") == "summary_update", pl.col("page_bytes") == 0).height
+    assert found.notes == [
+        "latent rows are priced by their bytes, as kernels of plain K and V read them: no kernel of latents was measured"
+    ]
 
 
 @pytest.mark.parametrize("policy", ["kivi()", "offload(device=share(0.5)) >> quest(read=pages(2))"])
