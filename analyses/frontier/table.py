@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from analyses.closed_loop.run import TABLES
@@ -13,6 +14,7 @@ from analyses.frontier.live import ANSWERS, labels
 from analyses.frontier.methods import CLOSED, KEEPS, OWN, READS, SHARES, STORES
 from analyses.question import Numbers, Tabled
 from kvsim.metrics.closed_loop import FULL, open_study, scores
+from kvsim.metrics.interval import picks
 
 COLUMNS = ["method", "bytes", "mass read", "evidence read", "output error"]
 ANSWERED = ["answered, closed loop", "KL"]
@@ -70,22 +72,31 @@ def _said(f: Figures, figure: str, line: str, at: str, form: str) -> str:
     return f"{value:{form}}" + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
 
 
+def _resampled(kl: pl.Series) -> str:
+    """A mean over contexts and its interval, the same contexts drawn for every policy."""
+    each = kl.cast(pl.Float64).to_numpy()
+    value, low, high = told(np.append(each.mean(), picks(len(each), seed=0) @ each / len(each)))
+    return f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
+
+
 def _live() -> tuple[Mapping[tuple[str, str], tuple[str, str]], list[str]]:
     """(method, bytes) -> the part of the needles that full attention finds which a running model finds, with its interval, and KL; and what
     that rests on."""
-    found = scores(open_study(TABLES / "frontier")).filter(pl.col("mode") == "forced", pl.col("task") == "needle")
+    study = open_study(TABLES / "frontier")
+    found = scores(study).filter(pl.col("mode") == "forced", pl.col("task") == "needle")
+    apart = study.apart.filter(pl.col("task") == "needle").sort("context").partition_by("policy", as_dict=True)
     of = labels(Numbers.read(Path(__file__).with_name("numbers.parquet")))
     told = {
-        of[r["policy"]]: (f"{r['score']:.0%} [{r['low']:.0%}, {r['high']:.0%}]", f"{r['kl']:.3f}")
+        of[r["policy"]]: (f"{r['score']:.0%} [{r['low']:.0%}, {r['high']:.0%}]", _resampled(apart[r["policy"],]["kl"]))
         for r in found.to_dicts()
         if r["policy"] in of
     }
     full = found.filter(pl.col("policy") == FULL).row(0, named=True)
     return told, [
         f"Closed loop: {full['samples']} other prompts with needles, 512 tokens, every layer (analyses/closed_loop, cell frontier). Answers are "
-        f"parts of the {full['samples'] - full['full_fails']} that full attention gives, with Wilson intervals, most of which overlap; KL at "
-        "the answer. What reads has the budget at which replays billed these bytes, on average; qevict holds the scales of its budget's rows on "
-        "top, and who evicts once the rows of the answer. The oracle of keeping and moments cannot be run in a model here. Rows are sorted by "
-        "output error, which is not the order of the answers: what a replay tells of a running model is a question of its own "
-        "(analyses/closed_loop).",
+        f"parts of the {full['samples'] - full['full_fails']} that full attention gives, with Wilson intervals, most of which overlap; KL is at "
+        f"the answer, over all {full['samples']}. What reads has the budget at which replays billed these bytes, on average; qevict holds the "
+        "scales of its budget's rows on top, and who evicts once the rows of the answer. The oracle of keeping and moments cannot be run in a "
+        "model here. Rows are sorted by output error, which is not the order of the answers: what a replay tells of a running model is a "
+        "question of its own (analyses/closed_loop).",
     ]
