@@ -106,6 +106,20 @@ def test_a_step_is_priced_by_the_bytes_of_latents(tmp_path, family):
     ]
 
 
+def test_rows_are_the_same_whatever_else_is_replayed(tmp_path):
+    policies = ["snapkv(hold=tokens(12), window=4)", "quest(read=tokens(8), page=4)"]
+    whole = pl.read_parquet(replayed(tmp_path, "deepseek_v32", policies).path / "ledger.parquet").with_columns(
+        pl.col("policy").cast(pl.String)
+    )
+    for i, policy in enumerate(policies):
+        some = replay(tmp_path / "t", policy, tmp_path / f"some{i}", steps=[3, 7], layers=[1]).path / "ledger.parquet"
+        mine = pl.read_parquet(some).with_columns(pl.col("policy").cast(pl.String))
+        name, keys = mine["policy"][0], ["kv_head", "step"]
+        same = whole.filter(pl.col("policy") == name, pl.col("layer") == 1, pl.col("step").is_in([3, 7]))
+        assert mine.height == 2 * HEADS
+        assert mine.sort(keys).equals(same.sort(keys))
+
+
 @pytest.mark.parametrize("policy", ["kivi()", "offload(device=share(0.5)) >> quest(read=pages(2))"])
 def test_codes_and_moves_of_single_heads_are_refused(tmp_path, policy):
     with pytest.raises(WrongUse, match="codes or moves K and V of one head: this layer keeps latents"):
