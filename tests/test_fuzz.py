@@ -11,9 +11,19 @@ from polars.exceptions import PolarsError
 
 from kvsim.errors import LONGEST, KvsimError
 from tools.fuzz.__main__ import main
-from tools.fuzz.surfaces import SURFACES, Finding
+from tools.fuzz.surface import Finding
+from tools.fuzz.surfaces import SURFACES
 
-CASES = {"damaged-trace": 25, "forged-trace": 25, "run": 40, "profile": 150, "cost-file": 100}
+CASES = {
+    "damaged-trace": 25,
+    "forged-trace": 25,
+    "run": 40,
+    "profile": 150,
+    "cost-file": 100,
+    "calibration": 60,
+    "kit": 20,
+    "numbers": 25,
+}
 
 TURNS = cycle(("full()", "tova(hold=tokens(1))"))
 

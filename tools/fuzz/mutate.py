@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -22,6 +23,27 @@ TEXTS = (
     "1e999",
 )
 BYTES = (b"\0", b"\xff", b"\xff\xfe", b"\r\n", b'"', b",", b"[" * 5000, b"9" * 400, b"1e999", b"\xed\xa0\x80", b"%s", b"{}")  # fmt: skip
+COUNTS = (
+    "0",
+    "1",
+    "2",
+    "3",
+    "5",
+    "7",
+    "8",
+    "13",
+    "16",
+    "36",
+    "37",
+    "38",
+    "57",
+    "1000",
+    "0.5",
+    "0.999",
+    "1e-9",
+    "4294967297",
+    "1e15",
+)
 SIGNS = (
     *"()[]{}=,.:*'\"\n#<>@-",
     ">>",
@@ -86,6 +108,16 @@ def reworded(rng: Random, text: str, corpus: Sequence[str]) -> str:
             case 4:
                 old, new = rng.sample(("0", "1", ",", "(", ")", "=", " ", "'", "tokens", "share"), 2)
                 text = text.replace(old, new)
+    return text
+
+
+def renumbered(rng: Random, text: str) -> str:
+    """One or two numbers of a text are others."""
+    for _ in range(rng.choice((1, 1, 2))):
+        places = list(re.finditer(r"\d+(\.\d+)?", text))
+        if places:
+            at = rng.choice(places)
+            text = text[: at.start()] + rng.choice(COUNTS) + text[at.end() :]
     return text
 
 
