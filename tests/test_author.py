@@ -52,7 +52,8 @@ def test_a_checkout_has_places_for_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("h2o", "already"), ("H2", "lower case"), ("../x", "lower case"), ("class", "lower case")]
+    ("name", "said"),
+    [("h2o", "already"), ("H2", "lower case"), ("../x", "lower case"), ("class", "lower case"), ("x" * 300, "at most 60")],
 )
 def test_names_that_cannot_be(name, said, tmp_path, capsys):
     assert main(["new-policy", name, "-o", str(tmp_path)]) == 2

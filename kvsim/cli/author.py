@@ -176,6 +176,9 @@ KINDS = {
 }
 
 
+LONGEST = 60  # characters of a name, which is a file's too
+
+
 def new_policy(args: argparse.Namespace) -> None:
     for file, text in stubs(args.name, args.kind, Path(args.out) if args.out else None).items():
         file.write_text(text, encoding="utf-8")
@@ -197,6 +200,8 @@ def stubs(name: str, kind: str, out: Path | None) -> dict[Path, str]:
 
     if not name.isidentifier() or name != name.lower() or keyword.iskeyword(name):
         raise WrongUse(f"{name!r} is no name for a policy: expected lower case letters, digits and _, as in my_policy")
+    if len(name) > LONGEST:
+        raise WrongUse(f"{name[:20]!r}... has {len(name)} characters; a policy's name has at most {LONGEST}")
     if name in names("policy") | names("index"):
         raise WrongUse(f"there is a {name} already: kvsim policies {name}; choose another name")
     checkout = _in_checkout(out)

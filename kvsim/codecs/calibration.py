@@ -22,6 +22,14 @@ from numpy.typing import NDArray
 from kvsim.errors import WrongUse
 
 SCHEMA = "kvsim.calibration/1"
+SAID: dict[str, type] = {
+    "kind": str,
+    "options": dict,
+    "trace": dict,
+    "traces": list,
+    "contexts": list,
+    "layers": list,
+}  # in "about"
 MAKE = "kvsim calibrate TRACE -p POLICY -o FILE makes one"
 
 
@@ -73,8 +81,10 @@ def _read(path: str, digest: str) -> Calibration:
         )
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+            if sum(x.file_size for x in file.zip.infolist()) > len(raw):
+                raise ValueError("compressed, which kvsim calibrate does not do")
             about = json.loads(str(file["about"]))
-            arrays = {name: file[name].astype(np.float64) for name in file.files if name != "about"}
+            arrays = {name: _numbers(name, file[name]) for name in file.files if name != "about"}
     except (
         ValueError,
         KeyError,
@@ -83,6 +93,7 @@ def _read(path: str, digest: str) -> Calibration:
         AttributeError,
         RecursionError,
         EOFError,
+        MemoryError,
         NotImplementedError,
         zipfile.BadZipFile,
         zlib.error,
@@ -90,7 +101,19 @@ def _read(path: str, digest: str) -> Calibration:
         raise WrongUse(f"calibration {path}: not a calibration file ({' '.join(str(e).split())}); {MAKE}") from None
     if not isinstance(about, dict) or about.get("schema") != SCHEMA:
         raise WrongUse(f"calibration {path}: not of schema {SCHEMA}; {MAKE}")
+    for key, kind in SAID.items():
+        if not isinstance(about.setdefault(key, kind()), kind):
+            raise WrongUse(f"calibration {path}: {key} is {about[key]!r}, expected a {kind.__name__}; {MAKE}")
     return Calibration(path, digest, about, arrays)
+
+
+def _numbers(name: str, x: NDArray[Any]) -> NDArray[np.float64]:
+    """The array as float64. Raises ValueError for one that no layer has, and for what is no number."""
+    if not re.fullmatch(r"[0-9]{1,9}\.[a-z.]+", name):
+        raise ValueError(f"an array called {name!r}, expected LAYER.NAME")
+    if x.ndim == 0 or x.dtype.kind not in "fiu" or not np.isfinite(x).all():
+        raise ValueError(f"{name} is no array of numbers")
+    return x.astype(np.float64)
 
 
 def _bytes(path: str) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.codecs.calibration import Calibration
+from kvsim.codecs.calibration import MAKE, Calibration
 from kvsim.codecs.pipeline import grouped
 from kvsim.errors import WrongUse
 from kvsim.geometry import Layer
@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 OUTLIER_BITS, POINTER_BYTES = 32, 4
 RANGE_BYTES = 4  # offset and range, fp16 each
+ROUNDED, LARGEST = 1e-6, 65504.0  # of levels stored in float32; of fp16
 ROUNDS = 100  # of k-means, which comes to rest long before
 
 
@@ -36,13 +37,19 @@ class nuq:
         return _scale_bytes(self.outliers, fixed=self.side == "k")
 
     def check(self, layer: Layer, dim: int) -> None:
-        """Raises WrongUse for a layer that the calibration does not cover, or whose heads or keys are others."""
+        """Raises WrongUse for a layer that the calibration does not cover, or whose heads or keys are others, and for levels that are none."""
+        where = f"calibration {self.calibration.path}"
         for head in range(layer.kv_heads):
-            edges = self.at(layer, head).edges
-            if edges is not None and edges.shape[1] != dim:
+            one = self.at(layer, head)
+            if one.level.shape != (2**self.bits,) or (np.diff(one.level) < 0).any() or np.abs(one.level).max() > 1 + ROUNDED:
                 raise WrongUse(
-                    f"calibration {self.calibration.path}: keys of layer {layer.id} have {edges.shape[1]} numbers there, here {dim}"
+                    f"{where}: {self.side}.level of layer {layer.id} is not {2**self.bits} ascending levels from -1 to 1; {MAKE}"
                 )
+            if one.edges is not None and one.edges.shape != (4, dim):
+                numbers = one.edges.shape[-1] if one.edges.ndim else 1
+                raise WrongUse(f"{where}: keys of layer {layer.id} have {numbers} numbers there, here {dim}; {MAKE}")
+            if one.edges is not None and (np.abs(one.edges).max() > LARGEST or (one.edges[3] < 0).any()):
+                raise WrongUse(f"{where}: k.edges of layer {layer.id} are no ranges that fp16 holds; {MAKE}")
 
     def at(self, layer: Layer, head: int) -> coder:
         """The grid of one kv head. Raises WrongUse when the calibration does not cover it."""

@@ -6,6 +6,7 @@ that certifies, an upper bound of the page's true logits."""
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,16 +106,24 @@ class gap(Rule):
         file = load(self.file)
         if file.about.get("kind") != "gap":
             raise WrongUse(f"calibration {file.path} was made for {file.about.get('kind')}, and this is gap(); {MAKE}")
+        if not file.about["contexts"]:
+            raise WrongUse(f"calibration {file.path}: it does not say of which contexts it was made; {MAKE}")
+        levels = file.about["options"].get("levels")
+        if not _ascending(levels):
+            raise WrongUse(f"calibration {file.path}: its levels are {levels!r}, expected ascending numbers of pages; {MAKE}")
         return file
 
     @property
     def levels(self) -> list[int]:
         """The file's budgets, in pages."""
-        return [int(n) for n in self.calibration.about["options"]["levels"]]
+        return list(self.calibration.about["options"]["levels"])
 
     def weights(self, layer: int, head: int) -> NDArray[np.float64]:
         """f64[levels, features + 1] of a kv head. Raises WrongUse for one that the file does not cover."""
-        return self.calibration.array(f"{layer}.gap", layer, head)
+        found, shape = self.calibration.array(f"{layer}.gap", layer, head), (len(self.levels), len(FEATURES) + 1)
+        if found.shape != shape:
+            raise WrongUse(f"calibration {self.file}: layer {layer} has numbers of shape {found.shape}, expected {shape}; {MAKE}")
+        return found
 
     def fits(self, page: int, index: object) -> str | None:
         """What the file was made for, where that is something else than these pages and this index."""
@@ -122,6 +131,11 @@ class gap(Rule):
         mine = ranking(page, index)
         theirs = {name: options.get(name) for name in mine}
         return None if theirs == mine else ", ".join(f"{name}={x}" for name, x in theirs.items())
+
+
+def _ascending(levels: Any) -> bool:
+    whole = isinstance(levels, list) and bool(levels) and all(type(n) is int for n in levels)
+    return whole and levels[0] > 0 and all(a < b for a, b in pairwise(levels)) and levels[-1] < 2**31
 
 
 def ranking(page: int, index: Any) -> dict[str, Any]:

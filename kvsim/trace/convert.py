@@ -109,7 +109,7 @@ class _Dump:
     def _read(self, key: str) -> NDArray[Any]:
         try:
             return self.saved[key]
-        except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as e:
+        except (ValueError, OSError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as e:
             raise BadTrace(f"{self.name}: {key} cannot be read ({e})") from None
 
     def _array(self, layer: int, name: str) -> NDArray[Any]:

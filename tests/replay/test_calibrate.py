@@ -16,6 +16,7 @@ from kvsim.replay.calibrate import calibrate
 from kvsim.replay.run import replay
 from kvsim.synth.generate import synthesize
 from kvsim.trace.open import open_trace
+from tools.fuzz.mutate import huge
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +130,69 @@ def test_a_rotation_is_replayed_elsewhere_and_at_home_only_when_told(other, trac
         replay(other, f"{policy})", tmp_path / "home")
     home = replay(other, f"{policy}, in_sample=True)", tmp_path / "home", workers=1)
     assert "in_sample=True" in home.info["policies"][0]["id"]
+
+
+# ------------------------------------------------------------------------------------------------ files that somebody altered
+def rewritten(file, to, arrays=(), **about):
+    """The file with other arrays, or saying other things; None: without it."""
+    with np.load(file) as old:
+        told, mine = json.loads(str(old["about"])), {n: old[n] for n in old.files if n != "about"}
+    told, mine = ({n: x for n, x in (was | dict(new)).items() if x is not None} for was, new in ((told, about), (mine, arrays)))
+    np.savez(to, about=np.array(json.dumps(told)), **mine)
+    return to
+
+
+LEVELS = np.linspace(-1, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "about", "words"),
+    [
+        ({"²": LEVELS}, {}, "expected LAYER.NAME"),
+        ({"0.v.level": np.array(3.0)}, {}, "no array of numbers"),
+        ({"0.v.level": LEVELS * np.nan}, {}, "no array of numbers"),
+        ({"0.v.level": LEVELS.astype(complex)}, {}, "no array of numbers"),
+        ({"0.v.level": LEVELS[:9]}, {}, "not 16 ascending levels"),
+        ({"0.v.level": LEVELS[::-1]}, {}, "not 16 ascending levels"),
+        ({"0.k.level": LEVELS * 3e30}, {}, "not 16 ascending levels"),
+        ({"0.k.edges": np.ones(128)}, {}, "have 1 numbers there, here 16"),
+        ({"0.k.edges": np.full((2, 4, 16), 1e30)}, {}, "no ranges"),
+        ({"0.k.edges": -np.ones((2, 4, 16))}, {}, "no ranges"),
+        ({}, {"trace": ["other"]}, "trace is ['other'], expected a dict"),
+        ({}, {"contexts": "all"}, "contexts is 'all', expected a list"),
+        ({}, {"options": None}, "was made for kvquant with {}"),
+    ],
+)
+def test_an_altered_file_is_refused_by_name(arrays, about, words, file, trace, tmp_path):
+    altered = rewritten(file, tmp_path / "altered.npz", arrays, **about)
+    with pytest.raises(WrongUse) as e:
+        replay(trace, policy(altered), tmp_path / "run", workers=1)
+    assert words in str(e.value)
+    assert str(altered) in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "about", "words"),
+    [
+        ({}, {"contexts": []}, "of which contexts"),
+        ({}, {"options": {"levels": [2, 2]}}, "levels are [2, 2]"),
+        ({}, {"options": {"levels": "2"}}, "levels are '2'"),
+        ({"0.gap": np.ones((2, 3))}, {}, "numbers of shape (3,), expected (5, 5)"),
+    ],
+)
+def test_an_altered_gap_is_refused_by_name(arrays, about, words, other, trace, tmp_path):
+    whole = calibrate(other, "quest(read=gap(min=0, floor=pages(2), cap=pages(8)), page=4)", tmp_path / "gap.npz")
+    altered = rewritten(whole, tmp_path / "altered.npz", arrays, **about)
+    with pytest.raises(WrongUse) as e:
+        replay(trace, f'quest(read=gap(file="{altered}"), page=4)', tmp_path / "run", workers=1)
+    assert words in str(e.value)
+
+
+def test_a_file_that_claims_more_than_it_holds_is_refused(file, trace, tmp_path):
+    bomb, liar = tmp_path / "bomb.npz", tmp_path / "liar.npz"
+    with np.load(file) as old:
+        np.savez_compressed(bomb, **{n: old[n] for n in old.files} | {"0.v.level": np.zeros(10**7)})
+        liar.write_bytes(huge(dict(old), "0.v.level"))
+    for claimed in (bomb, liar):
+        with pytest.raises(WrongUse, match="not a calibration file"):
+            replay(trace, policy(claimed), tmp_path / "run", workers=1)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 NUMBERS = (0, 1, -1, 2**31, -(2**31), 2**63, 10**30, 0.5, 1e308, float("nan"), float("inf"))
 TEXTS = (
@@ -144,6 +149,16 @@ def altered(rng: Random, value: Any) -> Any:
     if isinstance(value, str) and rng.random() < 0.5:
         return reworded(rng, value, TEXTS)
     return _other(rng)
+
+
+def huge(arrays: Mapping[str, NDArray[Any]], name: str) -> bytes:
+    """A .npz of these arrays, of which one says that it is longer than any machine could hold."""
+    to, header = io.BytesIO(), io.BytesIO()
+    np.savez(to, **{n: x for n, x in arrays.items() if n != name})
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**30, 2**10)})
+    with zipfile.ZipFile(to, "a") as file:
+        file.writestr(f"{name}.npy", header.getvalue())
+    return to.getvalue()
 
 
 def _other(rng: Random) -> Any:

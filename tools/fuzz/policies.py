@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.fuzz.mutate import TEXTS, altered, bent, renumbered, reworded
+from tools.fuzz.mutate import TEXTS, altered, bent, huge, renumbered, reworded
 from tools.fuzz.surface import Finding
 
 POLICIES = (
@@ -106,7 +106,7 @@ def _recalibrated(rng: Random, data: bytes) -> bytes:
     if name == "about" or rng.random() < 0.3:
         name, x = "about", np.array(json.dumps(altered(rng, json.loads(str(arrays["about"])))))
     else:
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0:
                 del arrays[name]
                 name = rng.choice(("0", "x.k", "..", "0.k.level", "9999999999.gap", "²"))
@@ -120,8 +120,10 @@ def _recalibrated(rng: Random, data: bytes) -> bytes:
                 x = x[..., ::-1]
             case 5:
                 x = np.array(rng.choice(("text", 3.0, [1j, 2], [])))
+            case 6:
+                return huge(arrays, name)
     to = io.BytesIO()
-    np.savez(to, **(arrays | {name: x}))
+    rng.choice((np.savez, np.savez, np.savez_compressed))(to, **(arrays | {name: x}))
     return to.getvalue()
 
 

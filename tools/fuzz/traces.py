@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.fuzz.mutate import altered, bent
+from tools.fuzz.mutate import altered, bent, huge
 from tools.fuzz.surface import Corpus, Finding, tried
 
 
@@ -162,7 +163,10 @@ def dump(rng: Random, good: Corpus, folder: Path) -> None:
 
     name = rng.choice(list(good))
     data = good[name]
-    if name == "a.safetensors" and rng.random() < 0.6:
+    if name == "a.npz" and rng.random() < 0.05:
+        with np.load(io.BytesIO(data)) as file:
+            data = huge(dict(file), rng.choice(file.files))
+    elif name == "a.safetensors" and rng.random() < 0.6:
         end = 8 + int.from_bytes(data[:8], "little")
         said = json.dumps(altered(rng, json.loads(data[8:end]))).encode()
         data = len(said).to_bytes(8, "little") + said + data[end:]
