@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kvsim.engine.account import page_rows
-from kvsim.errors import BrokenLaw
+from kvsim.errors import BadTrace, BrokenLaw
 from kvsim.geometry import Layer, Request
 from kvsim.policies import allocate
 from kvsim.policies.language import Policy
@@ -25,6 +25,7 @@ from kvsim.replay.asked import jobs_of
 from kvsim.tables import RUN_TABLES
 
 MASS = 5e-5  # what float32 columns may miss of a sum of masses
+FAR = 0.01  # what they may miss where nobody is strict: logits of thousands have few digits left in float32
 ERROR = 1e-4  # relative output error of attention over everything
 CAPPED = (
     "h2o",
@@ -91,6 +92,19 @@ def check_laws(policy: Policy, request: Request, layer: Layer, tables: Mapping[s
             for name, check in CHECKS.items():
                 if name in mine and len(mine[name]):
                     check(mine[name], mine, chain, request, layer)
+
+
+def check_masses(name: str, tables: Mapping[str, pa.Table]) -> None:
+    """Without --strict, too: raises BadTrace where masses are nowhere near 1 in sum, because float32 products do not hold the logits."""
+    heads = tables["heads"]
+    total = np.sum([heads[column].to_numpy() for column in MASSES], axis=0)
+    far = ~(np.abs(total - 1) <= FAR)
+    if far.any():
+        i = int(far.argmax())
+        raise BadTrace(
+            f"{name}, q head {heads['q_head'][i]}, step {heads['step'][i]}: attention masses sum to {total[i]:.3g}, expected 1: "
+            "keys and queries whose products are beyond float32; look for what captured them"
+        )
 
 
 def rows_of(policy: str, name: str, table: pa.Table) -> Rows:

@@ -20,7 +20,7 @@ from kvsim.replay.asked import Asked, Task, jobs_of
 from kvsim.replay.baselines import Entry
 from kvsim.replay.floor import noise_floor
 from kvsim.replay.lanes import source_for
-from kvsim.replay.laws import check_laws
+from kvsim.replay.laws import check_laws, check_masses
 from kvsim.replay.parts import Parts, read_part, write_part
 from kvsim.replay.share import Limits
 from kvsim.trace.open import Trace
@@ -70,6 +70,8 @@ class Work:
         many = self.at_once or len(entries)
         for some in (entries[i : i + many] for i in range(0, len(entries), many)):
             found = self._tables(source, layer, some)
+            for by_name in found:
+                check_masses(self.name((source.request.id, layer.id)), by_name)
             if self.strict:
                 self._check(source.request, layer, some, found)
             yield found

@@ -187,9 +187,14 @@ def _check_file(root: Path | S3Path, name: str, entry: Any, lister: str, sizes: 
     """A listed path leads to a file inside the trace, of the listed size. sizes: of all objects, on object storage."""
     path = root / name
     strange = name.startswith("/") or "\0" in name or ".." in re.split(r"[/\\]", name)
-    if strange or (isinstance(root, Path) and not (root / name).resolve().is_relative_to(root.resolve())):
-        raise BadTrace(f"{root}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
-    size = sizes.get(name) if not isinstance(path, Path) else path.stat().st_size if path.is_file() else None
+    try:
+        if strange or (isinstance(root, Path) and not (root / name).resolve().is_relative_to(root.resolve())):
+            raise BadTrace(f"{root}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
+        size = sizes.get(name) if not isinstance(path, Path) else path.stat().st_size if path.is_file() else None
+    except (OSError, RuntimeError) as e:  # a name that is too long, links in a circle
+        raise BadTrace(
+            f"{root}: the {lister} lists {name!r}: {getattr(e, 'strerror', None) or e}; list paths inside it"
+        ) from None
     if size is None:
         raise BadTrace(f"{path}: the {lister} lists it and it is missing; {AGAIN}")
     listed = entry.get("bytes") if isinstance(entry, dict) else None
@@ -280,7 +285,8 @@ def read_columns(segment: Segment, names: Sequence[str]) -> list[Raw]:
     for name in names:
         if table[name].null_count and name != "lse":
             raise BadTrace(f"{segment}: the column {name!r} has {table[name].null_count} nulls; expected none")
-    return [table[name].to_numpy() for name in names]
+    with _parquet(segment):  # a text may not be one
+        return [table[name].to_numpy() for name in names]
 
 
 def vectors(segment: Segment, group: int, column: str, dtype: str) -> Raw:

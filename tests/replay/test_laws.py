@@ -7,16 +7,19 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from kvsim.errors import BrokenLaw
+from kvsim.errors import BadTrace, BrokenLaw
 from kvsim.policies.language import parse_policy
 from kvsim.replay import laws
 from kvsim.replay.asked import resolve
-from kvsim.replay.laws import Rows, check_laws
+from kvsim.replay.laws import Rows, check_laws, check_masses
 from kvsim.replay.run import replay
 from kvsim.replay.work import Work
+from kvsim.synth.generate import synthesize
 from tests.replay.conftest import POLICIES
+from tests.trace import forge
 
 QUEST, _, CHAIN, TOVA, STREAM, KIVI = POLICIES
 FULL, MOMENTS = "full()", "h2o(hold=tokens(12)) >> evicted_moments()"
@@ -208,6 +211,24 @@ def test_the_laws_of_shared_rows_hold(trace, tables, policy):
 def test_a_broken_law_of_shared_rows_is_named(trace, tables, monkeypatch, policy, table, changes, law):
     with pytest.raises(BrokenLaw, match=f"{table} of .*, row request=0 layer=0 .*broken law: {law}$"):
         check(trace, tables, policy, monkeypatch, (table, changes), shared=True)
+
+
+def test_masses_nowhere_near_1_are_refused_without_strict_too(tmp_path):
+    """Keys of 1e4 have products with a query that float32 does not hold to a logit."""
+    parts = {"mass_recall": [0.6, 0.7], "mass_evicted": [0.4, 0.28], "mass_unread": [0.0] * 2, "learned_sink_mass": [0.0] * 2}
+    heads = pa.table(parts | {"q_head": [0, 3], "step": [0, 7]})
+    check_masses("request 0, layer 0", {"heads": heads.slice(0, 1)})
+    with pytest.raises(BadTrace, match=r"request 0, layer 0, q head 3, step 7: attention masses sum to 0\.98"):
+        check_masses("request 0, layer 0", {"heads": heads})
+    synthesize(tmp_path / "loud", prompt=70, steps=3, dtype="float32")
+    forge.rewrite(tmp_path / "loud", forge.KV, lambda t: forge.put(t, "k", [loud(row) for row in t["k"].to_pylist()]))
+    with pytest.raises(BadTrace, match="beyond float32"):
+        replay(tmp_path / "loud", 'caote(hold=tokens(20), base="tova")', workers=1)
+
+
+def loud(row: bytes) -> bytes:
+    x = np.frombuffer(row, np.float32)
+    return np.where(np.arange(len(x)) % 2, x, np.float32(3e6)).astype(np.float32).tobytes()
 
 
 def test_every_law_has_been_broken_here():

@@ -103,6 +103,12 @@ def table(trace: Path, name: str) -> Path:
     return file
 
 
+def garbled(table: pa.Table) -> pa.Table:
+    """A text whose bytes are no UTF-8."""
+    at = table.schema.get_field_index("score_fn")
+    return table.set_column(at, table.schema.field(at), pa.array([b"relu\xff"] * len(table), pa.binary()).view(pa.string()))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
@@ -111,6 +117,7 @@ def table(trace: Path, name: str) -> Path:
         ("index_q", lambda t: pa.concat_tables([t, t.slice(0, 1)]), "one row for each of 3 index heads"),
         ("index_q", with_column("pos", np.zeros(18, int)), "prompt tokens"),
         ("index_q", with_column("score_fn", np.array(["max"] * 18)), "score_fn is max; expected relu_weighted or dot"),
+        ("index_q", garbled, "cannot be read as Parquet"),
         ("index_q", with_column("w", np.full(18, np.inf, np.float32)), "w holds NaN or infinity"),
         ("index_k", with_column("k", np.full((46, 4), 0x7E00, np.uint16)), "k holds NaN or infinity"),
     ],

@@ -496,6 +496,14 @@ def test_a_path_out_of_the_folder_is_refused(trace, name):
     refused(trace, [repr(name), "leaves the trace's folder"])
 
 
+@pytest.mark.parametrize("name", ["é" * 300, "round/a.parquet"])
+def test_a_path_that_leads_nowhere_is_refused(trace, name):
+    (trace / "round").symlink_to(trace / "round")
+    files = json.loads((trace / "manifest.json").read_text())["files"]
+    manifest(trace, files=files | {name: files[KV]})
+    refused(trace, [name[:20], "list paths inside it"])
+
+
 def test_a_folder_that_is_a_link_itself_is_fine(trace, tmp_path):
     (tmp_path / "alias").symlink_to(trace)
     assert len(read_all(tmp_path / "alias")) == 1

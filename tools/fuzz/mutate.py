@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 NUMBERS = (0, 1, -1, 2**31, -(2**31), 2**63, 10**30, 0.5, 1e308, float("nan"), float("inf"))
 TEXTS = (
@@ -151,7 +150,7 @@ def altered(rng: Random, value: Any) -> Any:
     return _other(rng)
 
 
-def huge(arrays: Mapping[str, NDArray[Any]], name: str) -> bytes:
+def huge(arrays: Mapping[str, Any], name: str) -> bytes:
     """A .npz of these arrays, of which one says that it is longer than any machine could hold."""
     to, header = io.BytesIO(), io.BytesIO()
     np.savez(to, **{n: x for n, x in arrays.items() if n != name})

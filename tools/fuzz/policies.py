@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tools.fuzz.mutate import TEXTS, altered, bent, huge, renumbered, reworded
-from tools.fuzz.surface import Finding
+from tools.fuzz.surface import Finding, replayed
 
 POLICIES = (
     "full()", "everything(page=16)", "streaming_llm(hold=tokens(512), sinks=4)", "h2o(hold=share(0.2), recent=share(0.5))",
@@ -83,8 +83,6 @@ def calibrations(root: Path) -> dict[str, Any]:
 
 def calibration(rng: Random, good: dict[str, Any], folder: Path) -> None:
     """Refused, or replayed to numbers."""
-    from kvsim.replay.run import replay
-
     name = rng.choice(list(CALIBRATED))
     data, file = good["files"][name], folder / name
     file.write_bytes(bent(rng, data, list(good["files"].values())) if rng.random() < 0.3 else _recalibrated(rng, data))
@@ -92,7 +90,7 @@ def calibration(rng: Random, good: dict[str, Any], folder: Path) -> None:
         policy = CALIBRATED[name].format(f'file="{file}", risk={rng.choice((0.01, 0.5, 0.99))}')
     else:
         policy = CALIBRATED[name].format(f', calibration="{file}"')
-    run = replay(good["trace"], policy, folder / "run", workers=1, strict=True)
+    run = replayed(good["trace"], policy, folder / "run")
     if not run.heads["rel_l2"].is_finite().all():
         raise Finding("errors that are no numbers")
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tools.fuzz.mutate import altered, bent, huge
-from tools.fuzz.surface import Corpus, Finding, tried
+from tools.fuzz.surface import Corpus, Finding, replayed, tried
 
 
 def good(root: Path) -> dict[Path, dict[Any, str]]:
@@ -189,9 +189,6 @@ FLOATS = {"float16": np.float16, "float32": np.float32}
 
 def numbers(rng: Random, good: dict[Path, dict[Any, str]], folder: Path) -> None:
     """The tables are whole, and what stands in them nobody computed: refused, or rows that keep the laws of every policy."""
-    from kvsim.errors import BrokenLaw
-    from kvsim.replay.run import replay
-
     path = folder / "trace"
     shutil.copytree(rng.choice(list(good)), path)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -200,12 +197,9 @@ def numbers(rng: Random, good: dict[Path, dict[Any, str]], folder: Path) -> None
         _refilled(rng, path / name, FLOATS[manifest["dtype"]])
     _agree(path, manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
-    try:
-        run = replay(path, rng.sample(NEEDY, 2), folder / "run", workers=1, strict=True)
-    except BrokenLaw as e:
-        raise Finding(str(e)) from e
+    run = replayed(path, rng.sample(NEEDY, 2), folder / "run", strict=rng.random() < 0.5)
     masses = run.heads.select("mass_recall", "mass_evicted", "mass_unread", "learned_sink_mass").to_numpy()
-    if not np.abs(masses.sum(axis=1) - 1).max() < 1e-4:
+    if not np.abs(masses.sum(axis=1) - 1).max() < 0.01:
         raise Finding("masses that do not sum to 1")
 
 
