@@ -110,7 +110,7 @@ class _Dump:
         try:
             return self.saved[key]
         except (ValueError, OSError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as e:
-            raise BadTrace(f"{self.name}: {key} cannot be read ({e})") from None
+            raise BadTrace(f"{self.name}: {key} cannot be read ({' '.join(str(e).split())})") from None
 
     def _array(self, layer: int, name: str) -> NDArray[Any]:
         """Without a leading axis of 1. Raises BadTrace: of another number of axes."""

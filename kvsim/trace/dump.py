@@ -50,7 +50,7 @@ def _npz(file: Path) -> Saved:
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as e:
-        raise BadTrace(f"{file}: not a .npz file ({e}); save it with numpy.savez") from None
+        raise BadTrace(f"{file}: not a .npz file ({_line(e)}); save it with numpy.savez") from None
     if not isinstance(found, Mapping):
         raise BadTrace(f"{file}: one array without a name; save several by name with numpy.savez")
     return found
@@ -64,7 +64,11 @@ def _safetensors(file: Path) -> Saved:
         texts = {name: np.array(text) for name, text in header.pop("__metadata__", {}).items()}
         return texts | {name: _tensor(data[8 + length :], **entry) for name, entry in header.items()}
     except (struct.error, ValueError, TypeError, AttributeError) as e:
-        raise BadTrace(f"{file}: not a .safetensors file, or one that was cut ({e})") from None
+        raise BadTrace(f"{file}: not a .safetensors file, or one that was cut ({_line(e)})") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _tensor(data: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> NDArray[Any]:

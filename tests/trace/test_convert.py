@@ -196,6 +196,7 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
         "b.safetensors": whole[:-9],
         "c.safetensors": b"",
         "e.safetensors": b"\xff" * 64,
+        "g.safetensors": whole.replace(b'"F32"', b'"F\\n"', 1),  # a newline, in JSON
     }.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BadTrace, match=r"not a \.") as e:
