@@ -49,7 +49,7 @@ def open_dump(path: str | Path) -> Saved:
 def _npz(file: Path) -> Saved:
     try:
         found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as e:
+    except (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile) as e:
         raise BadTrace(f"{file}: not a .npz file ({_line(e)}); save it with numpy.savez") from None
     if not isinstance(found, Mapping):
         raise BadTrace(f"{file}: one array without a name; save several by name with numpy.savez")

@@ -193,6 +193,7 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
     whole = safetensors(tmp_path / "d.safetensors", arrays()).read_bytes()
     for name, content in {
         "a.npz": b"mine",
+        "h.npz": b"",
         "b.safetensors": whole[:-9],
         "c.safetensors": b"",
         "e.safetensors": b"\xff" * 64,
