@@ -10,8 +10,6 @@ import hashlib
 import io
 import json
 import re
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
+from kvsim.npz import DAMAGED, line_of
 
 SCHEMA = "kvsim.calibration/1"
 SAID: dict[str, type] = {
@@ -85,20 +84,8 @@ def _read(path: str, digest: str) -> Calibration:
                 raise ValueError("compressed, which kvsim calibrate does not do")
             about = json.loads(str(file["about"]))
             arrays = {name: _numbers(name, file[name]) for name in file.files if name != "about"}
-    except (
-        ValueError,
-        KeyError,
-        OSError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        EOFError,
-        MemoryError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as e:
-        raise WrongUse(f"calibration {path}: not a calibration file ({' '.join(str(e).split())}); {MAKE}") from None
+    except DAMAGED as e:
+        raise WrongUse(f"calibration {path}: not a calibration file ({line_of(e)}); {MAKE}") from None
     if not isinstance(about, dict) or about.get("schema") != SCHEMA:
         raise WrongUse(f"calibration {path}: not of schema {SCHEMA}; {MAKE}")
     for key, kind in SAID.items():

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 import kvsim
 from kvsim.errors import BadTrace, KvsimError, WrongUse
 from kvsim.geometry import ITEMSIZE
+from kvsim.npz import DAMAGED, line_of
 from kvsim.trace.bits import RAW
 from kvsim.trace.check import check_trace
 from kvsim.trace.dump import BFLOAT16, Saved, open_dump
@@ -109,8 +108,8 @@ class _Dump:
     def _read(self, key: str) -> NDArray[Any]:
         try:
             return self.saved[key]
-        except (ValueError, OSError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as e:
-            raise BadTrace(f"{self.name}: {key} cannot be read ({' '.join(str(e).split())})") from None
+        except DAMAGED as e:
+            raise BadTrace(f"{self.name}: {key} cannot be read ({line_of(e)})") from None
 
     def _array(self, layer: int, name: str) -> NDArray[Any]:
         """Without a leading axis of 1. Raises BadTrace: of another number of axes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zipfile
 from collections import ChainMap, Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import BadTrace, WrongUse
+from kvsim.npz import DAMAGED, line_of
 from kvsim.places import from_json
 
 Saved = Mapping[str, NDArray[Any]]
@@ -49,8 +49,8 @@ def open_dump(path: str | Path) -> Saved:
 def _npz(file: Path) -> Saved:
     try:
         found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile) as e:
-        raise BadTrace(f"{file}: not a .npz file ({_line(e)}); save it with numpy.savez") from None
+    except DAMAGED as e:
+        raise BadTrace(f"{file}: not a .npz file ({line_of(e)}); save it with numpy.savez") from None
     if not isinstance(found, Mapping):
         raise BadTrace(f"{file}: one array without a name; save several by name with numpy.savez")
     return found
@@ -64,11 +64,7 @@ def _safetensors(file: Path) -> Saved:
         texts = {name: np.array(text) for name, text in header.pop("__metadata__", {}).items()}
         return texts | {name: _tensor(data[8 + length :], **entry) for name, entry in header.items()}
     except (struct.error, ValueError, TypeError, AttributeError) as e:
-        raise BadTrace(f"{file}: not a .safetensors file, or one that was cut ({_line(e)})") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        raise BadTrace(f"{file}: not a .safetensors file, or one that was cut ({line_of(e)})") from None
 
 
 def _tensor(data: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> NDArray[Any]:

@@ -208,6 +208,16 @@ def test_files_that_are_not_what_they_are_called(tmp_path):
         convert([tmp_path / "f.npz"], tmp_path / "t")
 
 
+def test_an_encrypted_archive_is_refused(tmp_path):
+    """numpy has no password: the flag of a member's headers, in both places, is enough."""
+    content = bytearray(npz(tmp_path / "d.npz", arrays()).read_bytes())
+    for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(magic) + flags] |= 1
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(BadTrace, match=r"cannot be read \(File .* is encrypted"):
+        convert([tmp_path / "d.npz"], tmp_path / "t")
+
+
 def test_places_and_files_that_are_not_there(tmp_path):
     dump = npz(tmp_path / "d.npz", arrays())
     (tmp_path / "taken").mkdir()
