@@ -47,7 +47,7 @@ docs: .venv/docs  ## the site in build/docs, warnings as errors; links, commands
 	@$(BIN)/python -m pytest -q tests/test_docs.py tests/test_shown.py
 	@echo build/docs/index.html
 
-bench: .venv/peers  ## races against other people's code (installs torch, for this verb only)
+bench: .venv/peers  ## races against other people's code (installs torch and libCacheSim, for this verb only); against kvpress after make oracles
 	@$(BIN)/python benchmarks/run.py
 
 cases: .venv/ready  ## replay the cases with known answers in CASES and compare

@@ -1,4 +1,4 @@
-"""What the races measured, by commit: benchmarks/history.json, and a chart of it for docs/benchmarks.md."""
+"""What the races measured, by commit: benchmarks/history.json, and of it a chart and a table in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import polars as pl
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "benchmarks/history.json"
 PICTURE = ROOT / "docs/pictures/benchmarks.svg"
+PAGE = ROOT / "docs/benchmarks.md"
+BEGIN, END = "<!-- the newest of history.json -->", "<!-- end -->"
 RECENT = 12  # commits that the chart shows
 
 
-def keep(race: str, gates: Mapping[str, tuple[float, float]], machine: str) -> None:
+def keep(race: str, gates: Mapping[str, tuple[float, float | None]], machine: str) -> None:
     """The gates of a race under this commit and machine; a later run of the same replaces an earlier one."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=9", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    commit = _commit()
     told = json.loads(FILE.read_text()) if FILE.exists() else []
     mine = [e for e in told if (e["commit"], e["machine"]) == (commit, machine)] or [
         {"commit": commit, "machine": machine, "gates": {}}
@@ -33,12 +33,19 @@ def keep(race: str, gates: Mapping[str, tuple[float, float]], machine: str) -> N
     FILE.write_text(json.dumps([*rest, mine[0]], indent=1) + "\n")
 
 
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=9", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def rows(told: list[dict[str, Any]]) -> pl.DataFrame:
     """run, gate, measured, asked, part (measured over asked: 1 is what was asked)."""
     found = []
     for e in told[-RECENT:]:
         for race, gates in e["gates"].items():
             for text, (measured, asked) in gates.items():
+                if asked is None:
+                    continue
                 run = f"{e['commit']}, {e['machine'].partition(',')[0]}"
                 found.append(
                     {"run": run, "gate": f"{race}: {text}", "part": measured / asked, "measured": measured, "asked": asked}
@@ -63,5 +70,31 @@ def draw() -> None:
     (line + dots).save(PICTURE)
 
 
-if __name__ == "__main__":
+def table(told: list[dict[str, Any]]) -> str:
+    """The newest run of every machine, side by side: a row for each race and what it measured."""
+    newest = {e["machine"]: e for e in told}
+    lines = [f"*{chr(65 + i)}*: {machine}; {e['commit']}, {e['date']}." for i, (machine, e) in enumerate(newest.items())]
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for i, e in enumerate(newest.values()):
+        for race, gates in e["gates"].items():
+            for text, (measured, asked) in gates.items():
+                missed = " (missed)" if asked is not None and measured < asked else ""
+                row = cells.setdefault((race, text, "" if asked is None else f"{asked:g}"), [""] * len(newest))
+                row[i] = f"{measured:.3g}{missed}"
+    head = ["race", "what", "asked", *(f"*{chr(65 + i)}*" for i in range(len(newest)))]
+    rows = [[f"`{race}`", text.replace("|", "\\|"), asked, *row] for (race, text, asked), row in cells.items()]
+    lines += ["", *(f"| {' | '.join(r)} |" for r in (head, ["---"] * len(head), *rows))]
+    return "\n".join(lines)
+
+
+def publish() -> None:
+    """The chart, and the page's part between two marks."""
     draw()
+    told, text = json.loads(FILE.read_text()), PAGE.read_text()
+    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    chart = f"![each race's result as a part of what was asked, by commit](pictures/{PICTURE.name})"
+    PAGE.write_text(f"{text[:start]}\n{table(told)}\n\n{chart}\n{text[stop:]}")
+
+
+if __name__ == "__main__":
+    publish()

@@ -30,7 +30,7 @@ FILES = {"kvquant": "kvquant(bits=3)", "oscar_cov": "oscar_cov()", "gap": "quest
 POLICIES = (
     "full()", "streaming_llm(hold=share(0.2))", "h2o(hold=share(0.2))", 'h2o(hold=tokens(300), norm="queries", decay=0.9)',
     "tova(hold=share(0.2))", 'snapkv(hold=share(0.2, of="prompt"))', "adakv(hold=share(0.2))", "pyramidkv(hold=share(0.2))",
-    "criticalkv(hold=share(0.2))", 'defensivekv(hold=share(0.2), scope="model")', 'caote(hold=share(0.2), base="h2o")',
+    "criticalkv(hold=share(0.2))", 'defensivekv(hold=share(0.2))', 'caote(hold=share(0.2), base="h2o")',
     "r_kv(hold=tokens(300), period=16)", "knorm(hold=share(0.2))", "random_keep(hold=share(0.2))", "oracle_keep(hold=share(0.2))",
     "pools(hold=share(0.2), heavy=64)", "qevict(hold=share(0.2))",
     'qevict(hold=share(0.3), scope="head", score="defensive", requantise="each")', "quest(read=share(0.1))",
@@ -38,17 +38,16 @@ POLICIES = (
     "quest(read=mass(eps=0.1))", "quest(read=top_p(p=0.9))", 'quest(read=pages(12), index=boxes(n=2, by="cluster"))',
     'quest(read=pages(12), index=sphere(dtype="fp8"))', "quest(read=pages(12), index=block_mean())",
     "quest(read=pages(12), index=digest())", 'quest(read=pages(12), shards=shards(2, budget="each"))', "oracle(read=pages(12))",
-    "recency(read=pages(12))", "sparda_proxy(read=pages(6))", "kivi(bits=2, group=32, residual=32)", "fp8()", "int4()",
+    "recency(read=pages(12))", "kivi(bits=2, group=32, residual=32)", "fp8()", "int4()",
     "turboquant()", "oscar_ots()", "zipcache()", "h2o(hold=share(0.5)) >> quest(read=share(0.1))",
-    "tova(hold=share(0.2)) >> evicted_moments()", "h2o(hold=share(0.4)) >> kivi(bits=2) >> quest(read=mass(eps=0.2))",
+    "tova(hold=share(0.2)) >> evicted_moments()", 'h2o(hold=share(0.4)) >> kivi(bits=2) >> quest(read=mass(eps=0.2), index=boxes(keys="recon"))',
     "offload(device=pages(16)) >> quest(read=pages(12))", 'kvquant(bits=3, calibration="{kvquant}")',
     'oscar_cov(calibration="{oscar_cov}")', 'quest(read=gap(file="{gap}"))',
 )  # fmt: skip
 MADE = (
-    "expected_attention(hold=share(0.2))",
-    "dsa(read=tokens(32))",
-    "h2o(hold=share(0.2)) >> quest(read=mass(eps=0.1), page=8)",
-)
+    "expected_attention(hold=share(0.2))", "dsa(read=tokens(32))", "sparda_proxy(read=pages(6), page=8)",
+    'defensivekv(hold=share(0.3), scope="model", window=8)', "h2o(hold=share(0.2)) >> quest(read=mass(eps=0.1), page=8)",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
