@@ -1,9 +1,10 @@
-"""python tools/builds.py [--numpy VERSION ...] [--kernels NAME ...]: does another build say the same?
+"""python tools/builds.py [--numpy VERSION ...] [--kernels NAME ...] [--cpus NAME ...]: does another build say the same?
 
 The same replays (a bundled trace and a synthetic one, a policy of every kind, --explain) under this environment's numpy and BLAS, under
-other versions of numpy from the package index, each with the OpenBLAS of its wheel, and under other kernels of OpenBLAS, which are those
-of other CPUs. What must hold is decision 0002: counts, sets and whatever follows from them equal, floats within 2e-5, but for page_recall
-and page_recall10, where a near tie of float32 masses may move a page. Exit 1 where it does not."""
+other versions of numpy from the package index, each with the OpenBLAS of its wheel, under other kernels of OpenBLAS, which are those of
+other CPUs, and (--cpus) with kvsim's own kernels compiled for another CPU, which takes minutes. What must hold is decision 0002: counts,
+sets and whatever follows from them equal, floats within 2e-5, but for page_recall and page_recall10, where a near tie of float32 masses
+may move a page. Exit 1 where it does not."""
 
 from __future__ import annotations
 
@@ -64,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--numpy", nargs="*", default=NUMPYS, metavar="VERSION", help=f"(default: {' '.join(NUMPYS)})")
     p.add_argument("--kernels", nargs="*", default=KERNELS, metavar="NAME", help=f"of OpenBLAS (default: {' '.join(KERNELS)})")
+    p.add_argument(
+        "--cpus", nargs="*", default=(), metavar="NAME", help="that numba compiles for, for example generic (default: none)"
+    )
     p.add_argument("--child", nargs=2, metavar=("GIVEN", "OUT"), help=argparse.SUPPRESS)
     asked = p.parse_args(argv)
     if asked.child:
@@ -73,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         home = Path(place)
         given(home / "given")
         here = run(home, "here", {})
-        print(f"{POLICIES_TOLD}; beside {here}")
+        print(f"{len(POLICIES)} policies on smollm2-needle, {len(MADE)} on a synthetic trace; beside {here}", flush=True)
         good = True
-        for name, more in ways(home, asked.numpy, asked.kernels):
+        for name, more in ways(home, asked.numpy, asked.kernels, asked.cpus):
             build = run(home, name, more)
             good &= told(
                 f"{name} ({build})", [(s, g) for s in ("bundled", "made") for g in gaps(home / "here" / s, home / name / s)]
@@ -83,10 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if good else 1
 
 
-POLICIES_TOLD = f"{len(POLICIES)} policies on smollm2-needle, {len(MADE)} on a synthetic trace"
-
-
-def ways(home: Path, numpys: Sequence[str], kernels: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def ways(
+    home: Path, numpys: Sequence[str], kernels: Sequence[str], cpus: Sequence[str]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
     """A name and what the environment says, for each other build."""
     for version in numpys:
         target = home / f"numpy-{version}-alone"
@@ -95,6 +98,8 @@ def ways(home: Path, numpys: Sequence[str], kernels: Sequence[str]) -> Iterator[
         yield f"numpy {version}", {"PYTHONPATH": str(target)}
     for kernel in kernels:
         yield f"kernels {kernel}", {"OPENBLAS_CORETYPE": kernel}
+    for cpu in cpus:
+        yield f"compiled for {cpu}", {"NUMBA_CPU_NAME": cpu, "NUMBA_CACHE_DIR": str(home / "compiled")}
 
 
 # ------------------------------------------------------------------------------------------------ the replays

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ def named(what: str, name: str) -> type:
 
 def absent(what: str, name: str, among: Iterable[str]) -> NoReturn:
     """Raises WrongUse: what is there instead, or which file beside may hold it."""
-    if name.isidentifier() and Path(f"{name}.py").is_file():
+    if name.isidentifier() and os.path.isfile(f"{name}.py"):  # which is False for a name that no file can have
         raise WrongUse(
             f"unknown {what} {name!r}, and there is a file {name}.py: a policy of your own takes --policy-file {name}.py"
         )

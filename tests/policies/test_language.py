@@ -231,6 +231,7 @@ KNOWN = "one of " + ", ".join(sorted(known()))
 
 REFUSED = {
     # names
+    "x" * 400 + "()": f"unknown policy '{'x' * 400}': {KNOWN}",  # no file can be called so
     "qest(read=tokens(32))": "unknown policy 'qest', did you mean 'quest'?",
     "quest(read=tokens(32), pages=16)": "unknown parameter of quest 'pages', did you mean 'page'?",
     "quest(read=tokens(32), index=boxs())": "unknown unit, rule or index 'boxs', did you mean 'boxes'?",
