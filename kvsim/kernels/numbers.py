@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 from llvmlite import ir
-from numba import njit
+from llvmlite.binding import get_host_cpu_features
+from numba import config, njit
 from numba.core import types
 from numba.extending import intrinsic
+
+
+def has_halves() -> bool:
+    """Whether the CPU that numba compiles for turns halves into float32 itself. For an x86 that does not (before 2012, some small ones since,
+    emulators) LLVM calls a function that nothing links, which ends the process."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    asked: str | None = config.CPU_FEATURES
+    return bool(get_host_cpu_features().get("f16c")) if asked is None else "+f16c" in asked.split(",")
 
 
 @intrinsic
 def _half(typing, x):
     def code(context, builder, sig, args):
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        if has_halves():
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        word = ir.IntType(32)  # the exponent's bias is 112 less: a factor of 2 ** 112, for subnormal numbers, too
+        bits = builder.zext(args[0], word)
+        size = builder.and_(bits, word(0x7FFF))
+        moved = builder.bitcast(builder.shl(size, word(13)), ir.FloatType())
+        positive = builder.bitcast(builder.fmul(moved, ir.Constant(ir.FloatType(), 2.0**112)), word)
+        endless = builder.icmp_unsigned(">=", size, word(0x7C00))  # infinity and NaN
+        positive = builder.select(endless, builder.or_(positive, word(0x7F800000)), positive)
+        sign = builder.shl(builder.and_(bits, word(0x8000)), word(16))
+        return builder.bitcast(builder.or_(positive, sign), ir.FloatType())
 
     return types.float32(types.uint16), code
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from kvsim.kernels.numbers import to_float32, to_float64
 
+ROOT = Path(__file__).parents[2]
 BITS = np.arange(2**16, dtype=np.uint16).reshape(-1, 16)
 
 
@@ -15,6 +22,27 @@ def test_every_half():
         want = BITS.view(np.float16).astype(np.float32)
     assert np.array_equal(to_float32(BITS.view(np.float16)), want, equal_nan=True)
     assert np.array_equal(np.signbit(to_float32(BITS.view(np.float16))), np.signbit(want))  # the sign of zero
+
+
+GENERIC = """
+import numpy as np
+from kvsim.kernels.numbers import has_halves, to_float32, to_float64
+
+bits = np.arange(2**16, dtype=np.uint16).reshape(-1, 16).view(np.float16)
+want, got = bits.astype(np.float32), to_float32(bits)
+assert np.array_equal(got, want, equal_nan=True)
+assert np.array_equal(np.signbit(got), np.signbit(want))
+assert np.array_equal(to_float64(bits, np.arange(len(bits))), want.astype(float), equal_nan=True)
+print(has_halves())
+"""
+
+
+def test_every_half_on_a_cpu_that_has_none(tmp_path):
+    """An x86 without F16C, which compiled code for a generic CPU is for: LLVM's own conversion ends the process there."""
+    env = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", GENERIC], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(platform.machine().lower() not in ("x86_64", "amd64"))
 
 
 def test_every_bfloat16_is_the_upper_half_of_a_float32():
