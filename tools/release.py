@@ -7,6 +7,7 @@ pyproject.toml allows, and the laws of the engine under them. Needs a package in
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("python", nargs="*", help=f"interpreters (default: those of {', '.join(PYTHONS)} that are there)")
     p.add_argument("--lowest", action="store_true", help="also the lowest versions allowed, in the first of them")
     asked = p.parse_args(argv)
-    pythons = asked.python or [x for x in PYTHONS if shutil.which(x)]
+    pythons = asked.python or [x for x in PYTHONS if works(x)]
     print(
         f"tried: {', '.join(pythons)}; not there: {', '.join(x for x in PYTHONS if not asked.python and x not in pythons) or 'none'}"
     )
@@ -52,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.lowest:
             lowest(Path(place) / "lowest", pythons[0], wheel)
     return 0
+
+
+def works(python: str) -> bool:
+    """A name may stand for nothing: version managers have a file for every version that they know of."""
+    return shutil.which(python) is not None and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
 
 
 def build(place: Path) -> Path:
@@ -108,7 +114,10 @@ def lowest(place: Path, python: str, wheel: Path) -> None:
     run([bin / "pip", "install", "-q", *pins, *tools, wheel], place)
     run([bin / "kvsim", "demo", "-o", "demo.html"], place)
     said = run([bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/engine/test_laws.py"], ROOT)
-    print(f"lowest versions ({', '.join(pins)}): the demo ran; {said.strip().splitlines()[-1]}")
+    names = {re.split("[^a-z-]", pin)[0] for pin in pins}
+    there = {x["name"]: x["version"] for x in json.loads(run([bin / "pip", "list", "--format=json", "-q"], place))}
+    versions = ", ".join(f"{name} {there[name]}" for name in there if name in names)
+    print(f"{python} with the lowest versions ({versions}): the demo ran; {said.strip().splitlines()[-1]}")
 
 
 def environment(place: Path, python: str) -> Path:
