@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from kvsim.errors import WrongUse
+from kvsim.errors import BadTrace, WrongUse
 from kvsim.metrics.raster import READ, Place, states
 from kvsim.metrics.run import RunTables
 
@@ -72,7 +72,9 @@ def _places(run: RunTables, layers: Sequence[int] | None, requests: Sequence[int
 
 def _evidence(run: RunTables, request: int) -> NDArray[np.bool_]:
     """bool[total]: positions of evidence."""
-    told = next(r for r in run.requests if r.get("request") == request)
+    told = next((r for r in run.requests if r["request"] == request), None)
+    if told is None or told.get("total_tokens") is None:
+        raise BadTrace(f"{run.path / 'run.json'}: nothing of the tokens of request {request}; replay again")
     out = np.zeros(told["total_tokens"], bool)
     for span in told.get("spans") or []:
         if span.get("kind") == "evidence":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import polars as pl
 
 from kvsim import tables
 from kvsim.errors import BadTrace, WrongUse
+from kvsim.metrics.form import wrong
 from kvsim.places import at_hand, from_json
 
 NEEDED = ("ledger", "heads")
@@ -105,7 +107,7 @@ def _check_files(path: Path, about: dict[str, Any]) -> None:
     told = about.get("tables")
     for name, entry in (told if isinstance(told, dict) else {}).items():
         file = path / f"{name}.parquet"
-        if Path(name).name != name or not isinstance(entry, dict) or not file.is_file():
+        if Path(name).name != name or not isinstance(entry, dict) or not os.path.isfile(file):
             raise BadTrace(f"{file}: missing, though run.json tells of it; replay again")
         with file.open("rb") as f:
             if file.stat().st_size != entry.get("bytes") or hashlib.file_digest(f, "sha256").hexdigest() != entry.get("sha256"):
@@ -125,6 +127,8 @@ def _about(path: Path) -> dict[str, Any]:
     schema = about.get("schema") if isinstance(about, dict) else None
     if schema != tables.RUN_SCHEMA:
         raise BadTrace(f"{file}: schema {schema!r}, expected {tables.RUN_SCHEMA!r}; replay with this version of kvsim")
+    if problem := wrong(about):
+        raise BadTrace(f"{file}: {problem}; replay again")
     return dict(about)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -109,3 +110,38 @@ def test_a_part_has_the_rows_asked_for_and_no_others(tmp_path):
 def test_a_part_that_is_empty_is_refused(tmp_path, asked, said):
     with pytest.raises(WrongUse, match=re.escape(said)):
         part(open_run(write_run(tmp_path / "run")), **asked)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("policies", True, "policies is True, expected a list"),
+        ("policies", ["full()"], "policies[0] is 'full()', expected an object"),
+        ("policies", [{"id": ["full()"]}], "policies[0].id is ['full()'], expected a text"),
+        ("policies", [{"form": "full()"}], "policies[0].id is missing"),
+        ("layers", [{"layer": 0, "row_bytes": "64"}], "layers[0].row_bytes is '64', expected a whole number"),
+        ("layers", [{"layer": 2**40}], "layers[0].layer is 1099511627776, expected a whole number"),
+        ("requests", [{"request": 0, "spans": [{"start": 1}]}], "requests[0].spans[0].stop is missing"),
+        ("trace", "t", "trace is 't', expected an object"),
+        ("trace", {"source": {"model": 7}}, "trace.source.model is 7, expected a text"),
+        ("noise_floor", [{"median": True}], "noise_floor[0].median is True, expected a number"),
+        ("kv_dtype", "x" * 10**6, None),
+        ("created", {"x" * 10**6: 0}, "created is {'xxx"),
+        ("tables", {"x" * 300: {}}, "missing, though run.json tells of it"),
+    ],
+)
+def test_what_run_json_says_is_of_its_type_or_refused(path, key, value, said):
+    edit(path, **{key: value})
+    if said is None:
+        assert open_run(path).about[key] == value
+        return
+    with pytest.raises(BadTrace) as e:
+        open_run(path)
+    assert said in str(e.value)
+    assert len(str(e.value)) < 1200
+
+
+def test_what_it_does_not_say_is_unknown(path):
+    about = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({"schema": about["schema"], "policies": None, "something": "new"}))
+    assert open_run(path).requests == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -55,16 +57,24 @@ def rows(rng: Random, _: Any, folder: Path) -> None:
     read_rows(folder / "rows.jsonl")
 
 
+DIFFER = ("quest(read=pages(2), page=8)", "quest(read=pages(3), page=8)")
+VERBS = (
+    ("show", "RUN"), ("show", "RUN", "--by", "layer"), ("show", "RUN", "-t", "mass=0.9"), ("show", "RUN", "--evidence"),
+    ("compare", "RUN", "GOOD"), ("diff", "RUN", "--policies", *DIFFER), ("advise", "RUN", "-t", "mass=0.9", "-o", "advice.toml"),
+)  # fmt: skip
+
+
 def good(root: Path) -> Path:
     from kvsim.replay.run import replay
     from kvsim.synth.generate import synthesize
 
     trace = synthesize(root / "trace", prompt=48, steps=4, layers=1)
-    return Path(replay(trace, ["full()", "quest(read=pages(2), page=8)"], root / "run", workers=1).path)
+    return Path(replay(trace, ["full()", *DIFFER], root / "run", workers=1, plans=True).path)
 
 
 def run(rng: Random, good: Path, folder: Path) -> None:
     """Tables that changed are not believed, whatever run.json is made to say."""
+    from kvsim.cli import main
     from kvsim.metrics.quality import quality
     from kvsim.metrics.run import open_run
 
@@ -81,6 +91,9 @@ def run(rng: Random, good: Path, folder: Path) -> None:
     if victim.suffix == ".parquet" and victim.stem in about["tables"] and victim.read_bytes() != before:
         raise Finding(f"{victim.name} was altered and believed")
     quality(run.heads)
+    places = {"RUN": str(path), "GOOD": str(good), "advice.toml": str(folder / "advice.toml")}
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        main([places.get(word, word) for word in rng.choice(VERBS)])
 
 
 def page(root: Path) -> dict[str, Any]:
