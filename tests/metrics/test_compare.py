@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ import polars as pl
 import pytest
 
 from kvsim.cli import main
-from kvsim.errors import WrongUse
+from kvsim.errors import BadTrace, WrongUse
 from kvsim.metrics.compare import MEASURES, compare
 from kvsim.metrics.difference import by_layer, difference
 from kvsim.metrics.run import open_run
@@ -144,3 +145,10 @@ def test_the_command(folder, capsys, tmp_path):
     assert pl.read_parquet(out)["request"].unique().sort().to_list() == [0, 1]
     assert main(["diff", str(folder / "a"), "--policies", SMALL, CHAIN, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layers"][0]["layer"] == 0
+
+
+def test_a_request_that_run_json_does_not_tell_of_is_refused(folder):
+    a = run(folder, "a")
+    untold = dataclasses.replace(a, about=a.about | {"requests": a.about["requests"][1:]})
+    with pytest.raises(BadTrace, match=r"run\.json: nothing of the tokens of request 0"):
+        difference(untold, *ids(SMALL, CHAIN))
