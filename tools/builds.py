@@ -53,7 +53,8 @@ MADE = (
 
 @dataclass(frozen=True)
 class Gap:
-    """A column that differs: in how many rows, by how much at most (floats), and whether decision 0002 lets it."""
+    """A column that differs: in how many rows, by how much at most (floats: of the number, of 1 where it is smaller), and whether decision 0002
+    lets it. Where it differs by more than NEAR anywhere, both are of those rows."""
 
     column: str
     rows: int
@@ -170,8 +171,8 @@ def _gap(name: str, a: pl.Series, b: pl.Series, read_pages: pl.Series | None) ->
     if np.array_equal(x, y, equal_nan=True):
         return None
     with np.errstate(invalid="ignore"):
-        apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
-    far = ~(apart <= NEAR * np.maximum(1, np.abs(x)))  # what is infinite in one of them is far
+        apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y) / np.maximum(1, np.abs(x)))
+    far = ~(apart <= NEAR)  # what is infinite in one of them is far
     if not far.any():
         return Gap(name, int((apart > 0).sum()), float(apart.max()), True)
     allowed = False
