@@ -193,6 +193,23 @@ def test_kineto_a_step_that_also_prefills_is_no_decode_step(put):
     assert "1 of them in no annotated decode step" in about["notes"][-1]
 
 
+@pytest.mark.parametrize("old", ["generation_32", "sk32768sqsq"])
+def test_kineto_a_number_that_no_batch_has_is_no_annotation(put, old):
+    name = exports.STEP_32.replace(old, old.replace("32", "9" * 400))
+    assert name != exports.STEP_32
+    found, _ = rows(
+        put("m.json", kineto(annotation(name, 0, 50), launch(10, 1), kernel("flash_fwd_kernel", 60, 5.0, grid=False)))
+    )
+    assert [(r["batch"], r["t_us"]) for r in found] == [(None, 5.0)]
+
+
+def test_kineto_a_time_that_no_float_holds_is_none(put):
+    late = kernel("flash_fwd_kernel", 60, 10**400, grid=False)
+    found, about = rows(put("m.json", kineto(kernel("flash_fwd_kernel", 10, 5.0, grid=False), late)))
+    assert [r["t_us"] for r in found] == [5.0]
+    assert about["left_out"]["kernel of an impossible duration (kept as a row of its own)"] == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [b'{"traceEvents": [', b'{"traceEvents": 3}', gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9]],

@@ -18,8 +18,9 @@ from kvsim.cost.readers.nsys import union
 from kvsim.errors import BadProfile
 
 # execute_32_context_0(sq0sk0…)_generation_32(sq32sk32785…): 32 requests decode, which hold 32 785 tokens in all
-STEP = re.compile(r"execute_\d+_context_(\d+)\(.*?\)_generation_(\d+)\(sq\d+sk(\d+)")
-DECODE = re.compile(r"step\[DECODE bs=(\d+)\]")
+STEP = re.compile(r"execute_\d+_context_(\d{1,9})\(.*?\)_generation_(\d{1,9})\(sq\d+sk(\d{1,12})(?!\d)")
+DECODE = re.compile(r"step\[DECODE bs=(\d{1,9})\]")
+LARGEST = 1e300  # of a number: JSON has whole ones that no float holds
 Event = dict[str, Any]
 
 
@@ -121,7 +122,7 @@ def _args(e: Event) -> dict[str, Any]:
 
 
 def _finite(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < LARGEST
 
 
 def _say(found: Found, kernels: list[Event], groups: dict[tuple[int, str], list[Event]], steps: list[Event]) -> None:
