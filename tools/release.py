@@ -7,7 +7,6 @@ pyproject.toml allows, and the laws of the engine under them. Needs a package in
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ page: Path = kvsim.report(run.path)
 names: list[str] = [layer.kind for layer in trace.layers]
 reveal_type(trace)
 """
+VERSIONS = "import sys; from importlib.metadata import version; print(', '.join(f'{x} {version(x)}' for x in sys.argv[1:]))"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,9 +114,8 @@ def lowest(place: Path, python: str, wheel: Path) -> None:
     run([bin / "pip", "install", "-q", *pins, *tools, wheel], place)
     run([bin / "kvsim", "demo", "-o", "demo.html"], place)
     said = run([bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/engine/test_laws.py"], ROOT)
-    names = {re.split("[^a-z-]", pin)[0] for pin in pins}
-    there = {x["name"]: x["version"] for x in json.loads(run([bin / "pip", "list", "--format=json", "-q"], place))}
-    versions = ", ".join(f"{name} {there[name]}" for name in there if name in names)
+    names = [re.split("[^a-z-]", pin)[0] for pin in pins]
+    versions = run([bin / "python", "-c", VERSIONS, *names], place).strip().splitlines()[-1]
     print(f"{python} with the lowest versions ({versions}): the demo ran; {said.strip().splitlines()[-1]}")
 
 

@@ -237,6 +237,14 @@ def test_proton(put):
         load([put("q.json", [{"frame": {"name": "ROOT"}, "children": [{"metrics": {}}]}])])
 
 
+@pytest.mark.parametrize("metric", ["time (ns)", "count", "bytes"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 10**400, -(10**400)], ids=["inf", "nan", "huge", "minus"])
+def test_proton_a_metric_that_no_float_holds(put, metric, value):
+    metrics = {"time (ns)": 2048.0, "count": 1, "bytes": 10} | {metric: value}
+    with pytest.raises(BadProfile, match="not one of proton's"):
+        load([put("q.json", [{"frame": {"name": "attn_fwd"}, "metrics": metrics}])])
+
+
 def test_aic_rows_are_marked(put):
     found, about = rows(put("generation.csv", exports.AIC))
     assert [r["status"] for r in found] == ["ok", "ok", "impossible", "conflicting", "conflicting", "l2_hot"]

@@ -9,6 +9,7 @@ from kvsim.cost.readers.found import Found, Told
 from kvsim.errors import BadProfile
 
 TIME = "time (ns)"
+LARGEST = 2.0**53  # of a metric: 104 days in nanoseconds, 9 PB
 
 
 def knows(trace: Any) -> bool:
@@ -27,8 +28,10 @@ def read(trace: Any, told: Told) -> Found:
         try:
             name, metrics, children = str(node["frame"]["name"]), node.get("metrics", {}), node.get("children", [])
             time, count, size = float(metrics.get(TIME, 0)), int(metrics.get("count", 0)), float(metrics.get("bytes", 0))
+            if not all(abs(x) < LARGEST for x in (time, count, size)):
+                raise ValueError("a metric that is no finite number")
             nodes += reversed(children)
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as e:
             raise BadProfile(f"{told.label}: a node of the tree is not one of proton's ({type(e).__name__}: {e})") from None
         if time <= 0 or not count:
             found.left_out["frame without a time"] += 1
