@@ -1,8 +1,9 @@
-"""python tools/release.py [PYTHON ...] [--lowest]: is what would be released what people need?
+"""python tools/release.py [PYTHON ...] [--lowest] [--clone]: is what would be released what people need?
 
 Builds wheel and sdist; then for every interpreter, in a new environment and a new HOME: installs the wheel, runs the demo, lets mypy check a
 program that uses it, takes it out again, and lists what stays behind. --lowest: the first interpreter with the lowest versions that
-pyproject.toml allows, and the laws of the engine under them. Needs a package index."""
+pyproject.toml allows, and the laws of the engine under them. --clone: also README's two commands in a fresh clone of the last commit, with the
+newest versions there are. Needs a package index."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("python", nargs="*", help=f"interpreters (default: those of {', '.join(PYTHONS)} that are there)")
     p.add_argument("--lowest", action="store_true", help="also the lowest versions allowed, in the first of them")
+    p.add_argument("--clone", action="store_true", help="also README's two commands in a fresh clone, for each of them")
     asked = p.parse_args(argv)
     pythons = asked.python or [x for x in PYTHONS if works(x)]
     print(
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         wheel = build(Path(place))
         for python in pythons:
             use(Path(place) / f"with-{Path(python).name}", python, wheel)
+            if asked.clone:
+                clone(Path(place) / f"clone-{Path(python).name}", python)
         if asked.lowest:
             lowest(Path(place) / "lowest", pythons[0], wheel)
     return 0
@@ -95,6 +99,17 @@ def use(place: Path, python: str, wheel: Path) -> None:
     )
     stays = f"left by kvsim: {[str(x) for x in left] or 'nothing'}, in HOME: {strange or 'nothing'}"
     print(f"{python}: demo.html {size / 1e6:.1f} MB, types checked; {stays}", flush=True)
+
+
+def clone(place: Path, python: str) -> None:
+    """What README says to do, as it says it."""
+    bin = environment(place, python)
+    run(["git", "clone", "-q", ROOT, place / "kvsim"], place)
+    run([bin / "pip", "install", "-q", "."], place / "kvsim")
+    run([bin / "kvsim", "demo", "-o", "demo.html"], place)
+    versions = run([bin / "python", "-c", VERSIONS, "numpy", "numba", "polars", "pyarrow"], place).strip().splitlines()[-1]
+    size = (place / "demo.html").stat().st_size
+    print(f"{python}, a fresh clone: pip install . and kvsim demo: demo.html {size / 1e6:.1f} MB ({versions})", flush=True)
 
 
 def compiled(path: Path) -> bool:
