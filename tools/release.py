@@ -129,7 +129,7 @@ def lowest(place: Path, python: str, wheel: Path) -> None:
     run([bin / "pip", "install", "-q", *pins, *tools, wheel], place)
     run([bin / "kvsim", "demo", "-o", "demo.html"], place)
     said = run([bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests/engine/test_laws.py"], ROOT)
-    names = [re.split("[^a-z-]", pin)[0] for pin in pins]
+    names = [re.split("[^a-z0-9-]", pin)[0] for pin in pins]
     versions = run([bin / "python", "-c", VERSIONS, *names], place).strip().splitlines()[-1]
     print(f"{python} with the lowest versions ({versions}): the demo ran; {said.strip().splitlines()[-1]}")
 
