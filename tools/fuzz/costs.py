@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
@@ -28,19 +29,25 @@ def profile(rng: Random, good: Corpus, folder: Path) -> None:
 
     name = rng.choice(list(good))
     data = good[name]
+    told = {n: _harmless(x, SECRETS) for n, x in good.items()}  # a name that a mutation took from a path is a name
     if name.endswith(".json") and rng.random() < 0.6:
         data = json.dumps(altered(rng, json.loads(data))).encode()
     elif not name.endswith(".sqlite") and rng.random() < 0.5:
-        data = reworded(rng, data.decode(), [x.decode() for n, x in good.items() if n.endswith("csv")]).encode(
+        data = reworded(rng, data.decode(), [x.decode() for n, x in told.items() if n.endswith("csv")]).encode(
             "utf-8", "surrogatepass"
         )
     else:
-        data = bent(rng, data, list(good.values()))
+        data = bent(rng, data, list(told.values()))
     (folder / name).write_bytes(data)
     found = load([folder / name])
     for column in found.samples.columns:
         if any(secret in str(x) for x in found.samples[column].to_list() for secret in SECRETS):
             raise Finding(f"column {column} holds what a machine must not leave")
+
+
+def _harmless(data: bytes, secrets: Iterable[str]) -> bytes:
+    """Without the lines that hold a secret."""
+    return b"\n".join(line for line in data.split(b"\n") if not any(s.encode() in line for s in secrets))
 
 
 def files(root: Path) -> Corpus:
