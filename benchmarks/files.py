@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.race import Entry, gate, race, ratio, show
-from kvsim.synth.generate import synthesize
+from kvsim.synth.generate import OPTIONAL, synthesize
 from kvsim.trace.open import open_trace
 
 OURS, PARQUET, NPY = "kvsim: a lane, mapped and checked", "pyarrow: read_table, to numpy", "numpy: load of .npy files"
@@ -43,7 +44,8 @@ def npy(files: list[Path]) -> float:
 def main(rounds: int = 5) -> bool:
     with TemporaryDirectory() as place:
         path = Path(place) / "trace"
-        synthesize(path, prompt=TOKENS - 64, steps=64, layers=1, q_heads=4, kv_heads=1, head_dim=128, dtype="float16")
+        shape: dict[str, Any] = {"prompt": TOKENS - 64, "steps": 64, "layers": 1, "q_heads": 4, "kv_heads": 1, "head_dim": 128}
+        synthesize(path, **shape, dtype="float16", without=OPTIONAL)
         trace = open_trace(path)
         got = trace.lane(trace.requests[0], trace.captured_layers[0])
         files = [Path(place) / f"{name}.npy" for name in "kvq"]
