@@ -105,6 +105,10 @@ def keep_memory() -> None:
 
 def _client(scheduler: str) -> Client:
     logging.getLogger("distributed").setLevel(logging.ERROR)
+    if ":" not in scheduler and not Path(scheduler).is_file():
+        raise WrongUse(
+            f"scheduler {scheduler}: no such file, and no address such as tcp://HOST:8786; dask scheduler --scheduler-file {scheduler} writes it"
+        )
     how = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
     try:
         return Client(timeout=ANSWER, set_as_default=False, **how)

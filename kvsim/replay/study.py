@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import fnmatch
 import itertools
 import math
 import operator
@@ -16,6 +17,7 @@ from typing import Any
 
 from kvsim.errors import WrongUse
 from kvsim.places import S3
+from kvsim.trace.bundled import NAMES, bundled
 
 Value = int | float | str
 Options = dict[str, Any]
@@ -99,16 +101,18 @@ def _lists(grid: Any) -> bool:
 
 
 def _traces(text: str, folder: Path) -> list[str]:
+    """What is beside the study comes before what is bundled."""
     if text.startswith(S3):
         return [text]
+    come_along = [str(bundled(name)) for name in fnmatch.filter(NAMES, text)]
     if not any(c in text for c in "*?["):
-        return [str(folder / text)]
+        return [str(folder / text)] if (folder / text).exists() or not come_along else come_along
     try:
-        found = sorted(str(p) for p in folder.glob(text) if p.is_dir())
+        found = sorted(str(p) for p in folder.glob(text) if p.is_dir()) or come_along
     except (ValueError, NotImplementedError, OSError) as e:
         raise WrongUse(f"traces: {text!r} is no pattern of folders ({e})") from None
     if not found:
-        raise WrongUse(f"traces: {text!r} matches no folder beside the study")
+        raise WrongUse(f"traces: {text!r} matches no folder beside the study, and no bundled trace ({', '.join(NAMES)})")
     return found
 
 
@@ -129,10 +133,12 @@ def _policies(templates: Sequence[str], grid: Mapping[str, list[Value]], where: 
             f"the grid makes {many:,} policies, more than {most:,}; ask for fewer values, or allow more with --max-tasks"
         )
     constraints = [_Constraint(text, set(grid)) for text in where]
-    filled = (_filled(t, mine, grid, constraints) for t, mine in zip(templates, names, strict=True))
-    found = dict.fromkeys(itertools.chain.from_iterable(filled))
-    if not found:
-        raise WrongUse("no combination of the grid satisfies every constraint of where")
+    found: dict[str, None] = {}
+    for template, mine in zip(templates, names, strict=True):
+        filled = dict.fromkeys(_filled(template, mine, grid, constraints))
+        if not filled:
+            raise WrongUse(f"no combination of the grid for {template} satisfies every constraint of where")
+        found |= filled
     return tuple(found)
 
 

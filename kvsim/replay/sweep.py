@@ -26,6 +26,7 @@ from kvsim.replay.share import shared_limits
 from kvsim.replay.study import Study, read_study
 from kvsim.replay.supervise import Failures
 from kvsim.replay.work import Work
+from kvsim.trace.bundled import trace_place
 from kvsim.trace.open import Trace, open_trace
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _members(study: Study, everywhere: bool) -> list[Member]:
         load_file(file)
     members: dict[str, Member] = {}
     for path in study.traces:
-        trace = open_trace(_absolute(place(path)) if everywhere else path)
+        trace = open_trace(_absolute(trace_place(path)) if everywhere else path)
         asked = resolve(trace, study.policies, **study.options)
         check_needs(trace, asked)
         if trace.id in members:

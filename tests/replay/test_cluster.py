@@ -70,6 +70,11 @@ def test_a_sweep_is_the_same_as_here(cluster, scheduler, study, expected, tmp_pa
     assert all(same_files(run.path, expected[run.path.name]) for run in runs)
 
 
+def test_a_bundled_trace_goes_by_its_name(cluster, scheduler, tmp_path):
+    [run] = sweep(Study(("smollm2-needle",), ("full()",), options={"layers": [4]}), tmp_path, engine="dask", scheduler=scheduler)
+    assert run.path == tmp_path / "smollm2-needle"
+
+
 SCRIPT = """
 import os, kvsim
 from kvsim.replay.study import Study
@@ -124,6 +129,7 @@ def test_what_a_task_says_comes_back(cluster, tmp_path):
         ({"engine": "dask"}, "needs --scheduler"),
         ({"engine": "dask", "scheduler": "tcp://127.0.0.1:9"}, r"scheduler tcp://127\.0\.0\.1:9: nobody answers"),
         ({"engine": "dask", "scheduler": "nonsense://x"}, "scheduler nonsense://x: nobody answers"),
+        ({"engine": "dask", "scheduler": "none.json"}, r"scheduler none\.json: no such file, and no address"),
         ({"engine": "dask", "scheduler": "x", "workers": 2}, "a cluster has its own"),
         ({"scheduler": "tcp://127.0.0.1:9"}, "the local engine has none"),
     ],

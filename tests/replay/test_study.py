@@ -6,6 +6,7 @@ import pytest
 
 from kvsim.errors import WrongUse
 from kvsim.replay.study import read_study
+from kvsim.trace.bundled import bundled
 
 BARE = 'traces = ["t"]\npolicies = ["full()"]\n'
 
@@ -43,11 +44,25 @@ def test_a_constraint_binds_only_policies_with_all_its_names(tmp_path):
     assert grid(tmp_path, ["{a}-{b}"], {"a": [0.1, 0.3], "b": [3, 1]}, ["1 <= a * b + 0.7 <= 1.0"]) == ("0.1-3", "0.3-1")
 
 
+def test_a_policy_that_a_constraint_leaves_nothing_of_is_not_dropped_in_silence(tmp_path):
+    with pytest.raises(WrongUse, match=r"no combination of the grid for \{a\}x\{b\} satisfies"):
+        grid(tmp_path, ["{a}", "{a}x{b}"], {"a": [1, 2], "b": [3, 4]}, ["a * b == 5"])
+
+
 def test_traces_stand_beside_the_study(tmp_path):
     for name in ("b1", "b2", "c"):
         (tmp_path / name).mkdir()
     found = study(tmp_path, 'traces = ["c", "b*", "s3://bucket/x"]\npolicies = ["full()"]')
     assert found.traces == tuple([str(tmp_path / name) for name in ("c", "b1", "b2")] + ["s3://bucket/x"])
+
+
+def test_a_bundled_trace_goes_by_its_name_wherever_the_study_is(tmp_path):
+    found = study(tmp_path, 'traces = ["smollm2-needle", "smollm2-rev*"]\npolicies = ["full()"]')
+    assert found.traces == (str(bundled("smollm2-needle")), str(bundled("smollm2-reversal")))
+    (tmp_path / "smollm2-needle").mkdir()
+    (tmp_path / "smollm2-revised").mkdir()
+    beside = study(tmp_path, 'traces = ["smollm2-needle", "smollm2-rev*"]\npolicies = ["full()"]')
+    assert beside.traces == (str(tmp_path / "smollm2-needle"), str(tmp_path / "smollm2-revised"))
 
 
 def test_policy_files_stand_beside_the_study(tmp_path):
@@ -94,7 +109,7 @@ def test_what_is_wrong_is_said(tmp_path, text, told):
         ("__import__('os') == n", "names '__import__', which the grid does not have"),
         ("m == 1", "names 'm', which the grid does not have; it has n, s"),
         ("s == 1", "s is 'x'; only numbers can be compared"),
-        ("n > 5", "no combination of the grid satisfies"),
+        ("n > 5", r"no combination of the grid for \{n\}\{s\} satisfies"),
     ],
 )
 def test_a_constraint_that_is_none(tmp_path, where, told):
