@@ -30,6 +30,7 @@ FURTHER = 2.0  # sizes beyond the largest measured one that are still extrapolat
 UNTESTED = 2.0  # the factor of an interval where nothing could be left out to test it
 TRANSFER = 0.4  # the half-width, relative, of a time taken over from other heads, dtype or kernel
 DIGITS = 7
+PUBLISHED = Path(__file__).parent / "published"  # the models that come with kvsim
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,11 @@ TEXTS = ("class", "variant", "graph")  # of a key; the rest are whole numbers
 def read_model(path: str | Path) -> CostModel:
     """Raises BadProfile when the file is no cost model."""
     name = Path(path).name
+    if not Path(path).exists():
+        along = ", ".join(map(str, sorted(PUBLISHED.glob("*.json"))))
+        raise BadProfile(
+            f"{path}: no such file; make a cost model with kvsim cost fit, or take one that comes with kvsim: {along}"
+        )
     try:
         about = json.loads(Path(path).read_text(encoding="utf-8"))
         if about["schema"] != SCHEMA:

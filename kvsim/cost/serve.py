@@ -58,6 +58,8 @@ def serve(model: CostModel, heads: Geometry, asked: Asked) -> dict[str, Any]:
     policy without a fixed budget, a model of other heads."""
     if not asked.contexts or min(*asked.contexts, asked.batch) < 1:
         raise WrongUse("--context and --batch: expected one number or more, 1 token and 1 request at least")
+    if not 0 < asked.memory_share <= 1:
+        raise WrongUse(f"--memory-share {asked.memory_share:g}: expected a part of the memory, above 0 and at most 1")
     prices = priced_for(
         model, (heads.q_heads, heads.kv_heads, heads.head_dim), rest=asked.variant, kernels=asked.kernels,
         weights_bytes=asked.weights or None, graph=asked.graph,

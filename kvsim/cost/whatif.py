@@ -55,8 +55,8 @@ def whatif(model: CostModel, heads: Geometry, asked: Asked) -> list[dict[str, An
     split = split_heads(heads, asked.devices)
     policies = [Fixed()] + [fixed(p, split, asked.union) for p in asked.policies]
     shapes = asked.shapes()
-    if any(n < 1 for lengths in shapes for n in lengths):
-        raise WrongUse("a request has 1 token or more")
+    if not all(lengths and min(lengths) > 0 for lengths in shapes):
+        raise WrongUse("a request has 1 token or more, and a batch 1 request or more")
     for lengths in shapes:
         for policy in policies[1:]:
             refuse_what_does_not_fit(model, policy.name, resident_bytes(policy, split, lengths), asked, lengths)

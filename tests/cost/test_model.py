@@ -105,6 +105,11 @@ def test_what_is_no_model_is_refused(tmp_path, text):
         read_model(tmp_path / "m.json")
 
 
+def test_where_no_file_is_those_that_come_along_are_named(tmp_path):
+    with pytest.raises(BadProfile, match=r"h200: no such file; .* with kvsim: .*published/h100-vllm-0\.14\.json"):
+        read_model(tmp_path / "h200")
+
+
 @pytest.mark.parametrize("columns", [{}, {"batch": None, "context": None}, {"batch": None}])
 def test_every_measured_shape_is_calibrated_after_the_file(tmp_path, columns):
     """Sizes in bytes have more digits than the file, and corners of a hull are on its edge."""

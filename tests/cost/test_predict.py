@@ -233,6 +233,7 @@ def test_whatif_rows(call, bars):
         (("-p", "full()", "--context", "8192", "--weights", "heavy"), "--weights heavy: expected bytes such as 13.5GB"),
         (("-p", "full()"), "say either --context"),
         (("-p", "full()", "--context", "0"), "1 token or more"),
+        (("-p", "full()", "--context", "8192", "--batch", "0"), "a batch 1 request or more"),
         (("-p", "quest(read=mass(eps=0.1))", "--context", "8192"), "only a trace can tell its bytes"),
     ],
 )

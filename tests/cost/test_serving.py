@@ -201,6 +201,8 @@ def test_the_command(model, tmp_path, capsys):
     for words, line in (
         (["--context", "0"], "1 token"),
         (["--context", "8192", "--weights", "500GB"], "leave nothing"),
+        (["--context", "8192", "--memory-share", "2"], "--memory-share 2: expected a part of the memory, above 0 and at most 1"),
+        (["--context", "8192", "--memory-share", "nan"], "--memory-share nan: expected a part"),
     ):
         assert main([*call, *words]) == 2
         assert line in capsys.readouterr().err
