@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -113,6 +114,15 @@ def test_what_is_no_run_is_not_reported(kvsim_):
     assert err.startswith("kvsim: nowhere: no run.json")
 
 
+def test_a_folder_of_runs_names_them(kvsim_, trace):
+    for name in ("b", "a"):
+        kvsim_("replay", trace.path, "-p", "full()", "-o", f"sweep/{name}")
+    for command in (("show", "sweep"), ("report", "sweep"), ("compare", "sweep", "sweep")):
+        code, out, err = kvsim_(*command)
+        assert (code, out) == (1, "")
+        assert err == "kvsim: sweep: a folder of runs; name one of them: sweep/a, sweep/b\n"
+
+
 # ------------------------------------------------------------------------------------------------ demo
 def test_demo_writes_a_page_and_nothing_else(kvsim_, trace):
     code, out, said = kvsim_("demo", trace.path)
@@ -189,6 +199,10 @@ def test_policies_lists_all_by_what_they_decide(kvsim_):
         < out.index("read\n")
         < out.index("  quest ")
     )
+    columns = [
+        [at for at, (a, b) in enumerate(itertools.pairwise(line)) if a == " " != b][1] for line in out.splitlines() if " " in line
+    ]
+    assert len({*columns}) == 1  # where the descriptions begin
 
 
 def test_one_policy_in_full(kvsim_):

@@ -26,11 +26,12 @@ def policies(args: argparse.Namespace) -> None:
     elif args.name:
         print_plain({NEEDS if k == "needs" else k: x for k, x in found[0].items()})
     else:
+        wide = max(len(p["name"]) for p in found)
         for kind in ("keep", "store", "estimate", "read"):
             print(kind)
             for p in found:
                 if p["kind"] == kind:
-                    print(f"  {p['name']:16} {p['act']}")
+                    print(f"  {p['name']:{wide}}  {p['act']}")
 
 
 def _policies_options(p: argparse.ArgumentParser) -> None:

@@ -118,6 +118,8 @@ def _about(path: Path) -> dict[str, Any]:
     file = path / "run.json"
     if not file.is_file() and (path / "manifest.json").is_file():
         raise BadTrace(f"{path}: a trace, and no run of one; kvsim replay {path} -p POLICY -o RUN makes one")
+    if not file.is_file() and (runs := sorted(str(f.parent) for f in path.glob("*/run.json"))):
+        raise BadTrace(f"{path}: a folder of runs; name one of them: {', '.join(runs)}")
     if not file.is_file():
         raise BadTrace(f"{path}: no run.json, so not a finished run; kvsim replay TRACE -p POLICY -o {path} writes one")
     try:

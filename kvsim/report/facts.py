@@ -165,8 +165,8 @@ def rounding(floor: Floor | None) -> str:
     """The noise floor in a sentence."""
     if floor is None:
         return (
-            "The trace recorded no attention outputs, so the model's own rounding is not known and no noise floor is drawn; "
-            "kvsim capture records them."
+            "No outputs of attention over all tokens are in the trace, so the model's own rounding is not known and no noise floor is "
+            "drawn; kvsim capture records them of models that do not choose for themselves what they attend to."
         )
     seen = "Grey in every chart of output error." if floor.p95 > LEAST_ERROR else "That is below every axis of output error."
     return (
