@@ -17,7 +17,7 @@ from kvsim.capture.hooks import function_of, is_flash
 from kvsim.capture.layers import Anatomy, probe
 from kvsim.errors import WrongUse
 from kvsim.trace.bits import widen
-from kvsim.trace.open import Lane, Trace, open_trace, own_reads
+from kvsim.trace.open import Lane, Trace, open_trace, own_reads, with_known_reads
 from kvsim.trace.reference import attend
 
 Reads = NDArray[np.bool_] | None  # [N, T]: what each step reads; None: all that is visible
@@ -39,6 +39,7 @@ class Verified:
     step: int
     equal: int  # of heads x steps outputs, those the model's own function gives again bit for bit
     replay_apart: float  # the largest difference of those that differ
+    unknown: int = 0  # steps beside these, of which tied scores of the model's own indexer do not tell what it read
 
     @property
     def outputs(self) -> int:
@@ -65,15 +66,17 @@ def verify(trace: Trace | str | Path, model: Any) -> list[Verified]:
 def summary(found: list[Verified]) -> str:
     """One line: what was compared and how it went."""
     worst = max(found, key=lambda x: x.apart)
-    equal, outputs = sum(x.equal for x in found), sum(x.outputs for x in found)
+    equal, outputs, unknown = (sum(n) for n in zip(*((x.equal, x.outputs, x.unknown) for x in found), strict=True))
+    more = f"; {unknown:,} steps left out, of which tied scores do not tell what the indexer chose" if unknown else ""
     return (
         f"{'verified' if all(x.sound for x in found) else 'NOT VERIFIED'}: {len(found)} layers, {outputs:,} outputs; furthest from "
         f"float64 {worst.apart:.2g} (layer {worst.layer}, q head {worst.head}, step {worst.step}); the model's own attention on the "
-        f"stored bits gives {equal:,} of {outputs:,} again bit for bit"
+        f"stored bits gives {equal:,} of {outputs:,} again bit for bit{more}"
     )
 
 
 def _layer(lane: Lane, anatomy: Anatomy, device: torch.device) -> Verified:
+    asked, lane = len(lane.t), with_known_reads(lane)
     if lane.out is None or lane.layer.id not in anatomy.modules:
         raise WrongUse(
             f"layer {lane.layer.id}: the trace has no outputs, or the model no such layer; verify with the captured model"
@@ -84,7 +87,7 @@ def _layer(lane: Lane, anatomy: Anatomy, device: torch.device) -> Verified:
             f"layer {lane.layer.id}: nothing in the trace says what the model's own indexer chose; its outputs cannot be verified"
         )
     apart = np.abs(widen(lane.out) - _in_float64(lane, read)).max(axis=2)
-    n, head = np.unravel_index(int(apart.argmax()), apart.shape)
+    n, head = np.unravel_index(int(apart.argmax()), apart.shape) if apart.size else (0, 0)
     equal, furthest = 0, 0.0
     for step, again in enumerate(_again(lane, read, anatomy, device)):
         same = (again == lane.out[step]).all(axis=1)
@@ -96,11 +99,12 @@ def _layer(lane: Lane, anatomy: Anatomy, device: torch.device) -> Verified:
         dtype=lane.dtype,
         steps=len(lane.t),
         heads=lane.layer.q_heads,
-        apart=float(apart.max()),
+        apart=float(apart.max(initial=0)),
         head=int(head),
-        step=int(lane.steps[n]),
+        step=int(lane.steps[n]) if apart.size else -1,
         equal=equal,
         replay_apart=furthest,
+        unknown=asked - len(lane.t),
     )
 
 

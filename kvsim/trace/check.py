@@ -15,7 +15,7 @@ from kvsim.places import file_hash, names_in
 from kvsim.trace.bits import widen
 from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Listing, Segment, list_files, read_columns, read_journal
-from kvsim.trace.open import Lane, Trace, open_trace, own_reads
+from kvsim.trace.open import Lane, Trace, open_trace, own_reads, with_known_reads
 from kvsim.trace.reference import attend
 from kvsim.trace.write import ROWS
 
@@ -100,9 +100,10 @@ def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
         yield str(e)
         return
     where = f"{trace.path}: request {request.id}, layer {layer.id}"
-    read = own_reads(lane)
+    known = with_known_reads(lane)
+    read = own_reads(known)
     for head in range(layer.kv_heads):
-        yield from (f"{where}, {problem}" for problem in _attention(lane, head, read))
+        yield from (f"{where}, {problem}" for problem in _attention(known, head, read))
         yield from (f"{where}, kv head {head}: {problem}" for problem in _rotation(lane, head))
     if lane.q_stats is not None:
         yield from (f"{where}: {problem}" for problem in _moments(lane.q_stats, request.prompt))

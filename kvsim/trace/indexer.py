@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,27 @@ def indexer_of(
 def chosen(indexer: Indexer, t: Ints, most: int) -> NDArray[np.bool_]:
     """bool[N, T]: the tokens that an indexer (raw, of the steps whose queries stand at t [N]) lets each step attend to: the `most` visible
     ones of highest score, in float64, ties to the lower position."""
+    out = np.zeros((len(t), len(indexer.k)), bool)
+    for row, score in zip(out, _scores(indexer, t), strict=True):
+        row[np.argsort(-score, kind="stable")[:most]] = True
+    return out
+
+
+def decided(indexer: Indexer, t: Ints, most: int) -> NDArray[np.bool_]:
+    """bool[N]: the scores say which `most` tokens a step attends to. They do not where the last of them ties with the next, as scores of 0 do
+    when the keys of many tokens point away from every query: then a model takes any of these."""
+    borders = [
+        -np.partition(-score, [most - 1, most])[most - 1 : most + 1] if most < len(score) else () for score in _scores(indexer, t)
+    ]
+    return np.array([len({*border}) != 1 for border in borders], bool)
+
+
+def _scores(indexer: Indexer, t: Ints) -> Iterator[NDArray[np.float64]]:
+    """Of each step, f64[t + 1]: of all tokens that it sees."""
     q, k, w = widen(indexer.q), widen(indexer.k), indexer.w.astype(np.float64)
-    out = np.zeros((len(t), len(k)), bool)
     for i, last in enumerate(t.tolist()):
         dots = q[i] @ k[: last + 1].T
-        score = w[i] @ (np.maximum(dots, 0) if indexer.score_fn == "relu_weighted" else dots)
-        out[i, np.argsort(-score, kind="stable")[:most]] = True
-    return out
+        yield w[i] @ (np.maximum(dots, 0) if indexer.score_fn == "relu_weighted" else dots)
 
 
 def widths(segments: Sequence[Segment], column: str, dtype: str) -> None:

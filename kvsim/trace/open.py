@@ -16,7 +16,7 @@ from kvsim.tables import LAYERS, PREFILL, REQUESTS, VALUES, index_k_schema, inde
 from kvsim.trace.bits import Raw
 from kvsim.trace.bundled import trace_place
 from kvsim.trace.folder import AGAIN, Folder, Segment, check_columns, list_files, open_folder, read_rows
-from kvsim.trace.indexer import chosen, index_steps, indexer_of, widths
+from kvsim.trace.indexer import chosen, decided, index_steps, indexer_of, widths
 from kvsim.trace.kv import check_order, pieces_of, reach_of, stack
 from kvsim.trace.moments import stats_of
 from kvsim.trace.queries import Queries, grid, queries_of, run_before
@@ -186,6 +186,18 @@ def own_reads(lane: Lane) -> NDArray[np.bool_] | None:
     which (Lane.sparse tells these apart)."""
     most = lane.layer.index_topk
     return chosen(lane.indexer, lane.t, most) if lane.sparse and lane.indexer is not None and most is not None else None
+
+
+def with_known_reads(lane: Lane) -> Lane:
+    """The lane without the decode steps of which the scores of the model's own indexer do not decide what it read: nothing can be said of
+    their `out` and `lse`."""
+    most = lane.layer.index_topk
+    if not lane.sparse or lane.indexer is None or most is None:
+        return lane
+    known = decided(lane.indexer, lane.t, most)
+    indexer = replace(lane.indexer, q=lane.indexer.q[known], w=lane.indexer.w[known])
+    some = {name: x[known] for name in ("steps", "t", "q", "out", "lse") if (x := getattr(lane, name)) is not None}
+    return replace(lane, indexer=indexer, **some)
 
 
 def open_trace(path: str | Path | S3Path, allow_partial: bool = False) -> Trace:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from kvsim.capture.check import verify
+from kvsim.capture.check import summary, verify
 from kvsim.capture.recorder import Keep
 from kvsim.capture.run import capture, capture_all
 from kvsim.capture.session import How
@@ -20,7 +20,7 @@ from kvsim.live.needs import attended
 from kvsim.replay.run import replay
 from kvsim.trace.bits import widen
 from kvsim.trace.check import check_trace
-from kvsim.trace.open import Lane, open_trace, own_reads
+from kvsim.trace.open import Lane, open_trace, own_reads, with_known_reads
 from kvsim.truth.dense import dense
 from tests.capture import tiny
 from tests.trace.test_moments import rewrite, with_column
@@ -99,6 +99,35 @@ def test_outputs_are_attention_over_what_was_chosen(tmp_path, family, dtype, att
     assert [*check_trace(tmp_path / "t")] == []
     assert all(x.sound for x in verify(tmp_path / "t", model))
     assert all(lane.sparse for lane in lanes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_whose_scores_do_not_decide_are_not_held_against_a_choice(tmp_path, dtype):
+    """One index head with a negative weight: what it does not look at scores 0, the best, and a model takes any of these."""
+    model = tiny.model("deepseek_v32", dtype, index_n_heads=1)
+    lanes = captured(tmp_path, model)
+    for lane in lanes:
+        known = with_known_reads(lane)
+        assert lane.indexer is not None
+        tied = [t for t, w in zip(lane.t, lane.indexer.w[:, 0], strict=True) if w < 0]
+        assert {*known.t} | {*tied} == {*lane.t}
+        assert 0 < len(known.t) < len(lane.t)
+    assert [*check_trace(tmp_path / "t")] == []
+    found = verify(tmp_path / "t", model)
+    assert all(x.sound for x in found)
+    assert [x.steps for x in found] == [len(with_known_reads(lane).t) for lane in lanes]
+    assert {x.steps + x.unknown for x in found} == {STEPS}
+    said = f"{sum(x.unknown for x in found)} steps left out, of which tied scores do not tell what the indexer chose"
+    assert summary(found).endswith(said)
+
+
+def test_where_no_step_decides_nothing_is_compared(tmp_path):
+    model = tiny.model("deepseek_v32")
+    for layer in model.model.layers:
+        layer.self_attn.indexer.wq_b.weight.data.zero_()  # every score is 0
+    captured(tmp_path, model)
+    assert [*check_trace(tmp_path / "t")] == []
+    assert [(x.steps, x.unknown, x.sound) for x in verify(tmp_path / "t", model)] == [(0, STEPS, True)] * 2
 
 
 def test_outputs_over_another_choice_are_found(tmp_path):
