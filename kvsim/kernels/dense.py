@@ -14,6 +14,7 @@ from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
 from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.wide import wide
 
 ROWS = 256  # 64 rows reach two thirds of the speed of 256, and 1 024 no more (benchmarks/truth.py)
 TILE = 512
@@ -134,6 +135,7 @@ def _fours(every, first, stop):
 def _page_by_four(dots, first, stop, unit, top, total):
     """A page of page_stats32 that is alive: four tokens a pass, because loads and stores of `top` and `total` cost a fifth of the time.
     The sums are made token by token, as there: whether a page is alive at all steps depends on which steps are looked at together."""
+    wide()
     rows = len(top)
     a, b, c, d = dots[first], dots[first + 1], dots[first + 2], dots[first + 3]
     for r in range(rows):
@@ -160,6 +162,7 @@ def page_stats32(dots, flags, every, start, group, unit, cap, peak, mass):
     mass [P, R] = sum of 2**(u(dot) - u(peak)), u(x) = unit * x, soft-capped at `cap` when cap > 0.
 
     flags u8[nb, n]: bit ALIVE where the token can be seen at the step; every u8[n]: alive at all steps; start i64[P + 1]."""
+    wide()
     rows = dots.shape[1]
     low = np.float32(NONE)
     for p in range(len(start) - 1):
@@ -221,6 +224,7 @@ def page_stats64(dots, flags, every, start, group, unit, cap, peak, mass):
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
 def denominator(peak, mass, sink, unit, cap, lse):
     """lse f64[R] in powers of 2 from page statistics [P, R] and learned sinks f64[R] (very low: none); 0 where nothing is seen."""
+    wide()
     pages, rows = peak.shape
     low, zero, top, z = np.float32(NONE), np.float32(0), np.empty(rows, np.float32), np.zeros(rows, np.float64)
     for r in range(rows):
@@ -276,6 +280,7 @@ def probability_by_row(peak, mass, lse, unit, cap, out):
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
 def weights(dots, flags, every, group, unit, cap, top, out):
     """out f32[n, R] = 2**(u(dot) - top), 0 where not alive; top f32[R] in the units of u."""
+    wide()
     n, rows = dots.shape
     zero = np.float32(0)
     for t in range(n):
