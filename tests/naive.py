@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 import statistics
+from fractions import Fraction
 
 import numpy as np
 
@@ -18,14 +19,20 @@ def box_corners(keys, n):
 
 
 def box_bound(q, lo, hi):
-    """q [d], lo and hi [n, d] -> the largest of the boxes' sums of max(q lo, q hi), added up one dimension after the other."""
+    """q [d], lo and hi [n, d] -> the largest of the boxes' sums of max(q lo, q hi), added up one dimension after the other, each product
+    and sum rounded once."""
     best = -np.inf
     for low, high in zip(lo, hi, strict=True):
         total = 0.0
         for a, b, c in zip(q, low, high, strict=True):
-            total += max(a * b, a * c)
+            total = max(fused(a, b, total), fused(a, c, total))
         best = max(best, total)
     return best
+
+
+def fused(a, b, c):
+    """a b + c, rounded once."""
+    return float(Fraction(a) * Fraction(b) + Fraction(c))
 
 
 def learned_score(q, w, k, relu):

@@ -1,7 +1,7 @@
 """Min-max boxes of pages, and their upper bounds of q·k.
 
-Both are plain sums and comparisons of float64 in a fixed order, without fused or reordered operations, so a score has the same
-bits whatever else is scored beside it. Pages are turned, a tile at a time, to lie side by side in the vector lanes.
+Both are sums and comparisons of float64 in a fixed order; every product is fused with the sum before it, on every machine, so a score
+has the same bits whatever else is scored beside it. Pages are turned, a tile at a time, to lie side by side in the vector lanes.
 
 Kernels that inline numbers of another file are cached here: after an edit there, touch this one."""
 
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from kvsim.kernels.exp import larger64, smaller64
 
 Floats = NDArray[np.float64]
-TILE = 16  # pages whose sums stay in registers, for two queries
+TILE = 16  # pages whose sums stay in registers,
+QUERIES = 3  # for so many queries: sums wait for the ones before them, and AVX2 has no registers for a fourth
 VECTOR = 8  # numbers of a 512-bit register; narrower machines split it
 
 
@@ -65,10 +66,11 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
     steps, heads, group, d = q.shape
     pages, n = lo.shape[1:3]
     rows = steps * group
-    query, side = np.zeros((rows + rows % 2, d)), np.zeros((rows + rows % 2, d), np.uint32)  # both pass by once a tile
+    most = rows + -rows % QUERIES
+    query, side = np.zeros((most, d)), np.zeros((most, d), np.uint32)  # both pass by once a tile
     room = np.zeros(2 * d * TILE + VECTOR)
     start = -(room.ctypes.data // 8) % VECTOR  # on a cache line: a load across two costs twice
-    box, total = room[start : start + 2 * d * TILE].reshape((2, d, TILE)), np.empty((2, TILE))
+    box, total = room[start : start + 2 * d * TILE].reshape((2, d, TILE)), np.empty((QUERIES, TILE))
     for h in range(heads):
         for r in range(rows):
             for j in range(d):
@@ -81,9 +83,9 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
                     for j in range(d):
                         box[0, j, p] = lo[h, first + p, b, j]
                         box[1, j, p] = hi[h, first + p, b, j]
-                for r in range(0, rows, 2):
-                    _reach(query[r : r + 2], side[r : r + 2], box, total)
-                    for k in range(min(2, rows - r)):
+                for r in range(0, rows, QUERIES):
+                    _reach(query[r : r + QUERIES], side[r : r + QUERIES], box, total)
+                    for k in range(min(QUERIES, rows - r)):
                         into = out[(r + k) // group, h, (r + k) % group, first : first + width]
                         for p in range(width):
                             into[p] = total[k, p] if b == 0 else larger64(into[p], total[k, p])
@@ -91,8 +93,8 @@ def bounds(q: Floats, lo: Floats, hi: Floats, out: Floats) -> None:
 
 @intrinsic
 def _reach(typing, q, side, box, total):
-    """q [2, d], box [2, d, TILE] (low and high corners), side u32 [2, d]: where in `box` the corners of q_j's side begin, total [2, TILE]:
-    the sums over j of q_j times the corner on its side, ascending, each product and sum rounded.
+    """q [QUERIES, d], box [2, d, TILE] (low and high corners), side u32 [QUERIES, d]: where in `box` the corners of q_j's side begin, total
+    [QUERIES, TILE]: the sums over j of q_j times the corner on its side, ascending, each product and sum rounded once.
 
     Written in vectors because the sums then stay in registers: LLVM makes twice the time of the plain loops."""
     vector, word = ir.VectorType(ir.DoubleType(), VECTOR), ir.IntType(64)
@@ -101,6 +103,7 @@ def _reach(typing, q, side, box, total):
     def code(context, builder, sig, args):
         q, side, box, total = (make_array(kind)(context, builder, x) for kind, x in zip(sig.args, args, strict=True))
         dim, before = builder.extract_value(q.shape, 1), builder.block
+        fma = builder.module.declare_intrinsic(f"llvm.fma.v{VECTOR}f64", (), ir.FunctionType(vector, [vector] * 3))
 
         def at(array, i, kind=None):
             place = builder.gep(array.data, [i])
@@ -113,7 +116,7 @@ def _reach(typing, q, side, box, total):
         builder.branch(loop)
         builder.position_at_end(loop)
         j = builder.phi(word)
-        sums = [[builder.phi(vector) for _ in range(0, TILE, VECTOR)] for _ in range(2)]
+        sums = [[builder.phi(vector) for _ in range(0, TILE, VECTOR)] for _ in range(QUERIES)]
         for r, mine in enumerate(sums):
             place = builder.add(builder.mul(dim, number(r)), j)
             factor = builder.insert_element(ir.Constant(vector, ir.Undefined), builder.load(at(q, place)), ir.IntType(32)(0))
@@ -122,7 +125,7 @@ def _reach(typing, q, side, box, total):
             for i, old in enumerate(mine):
                 corners = builder.load(at(box, builder.add(corner, number(i * VECTOR)), vector), align=8)
                 old.add_incoming(ir.Constant(vector, [0.0] * VECTOR), before)
-                mine[i] = builder.fadd(old, builder.fmul(factor, corners))
+                mine[i] = builder.call(fma, [factor, corners, old])
                 old.add_incoming(mine[i], loop)
         after = builder.add(j, number(1))
         j.add_incoming(number(0), before)
