@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from kvsim.engine.account import LEAST_MASS, relative
 from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
+from kvsim.kernels.buckets import bucket_values
 from kvsim.kernels.order import accumulate, add_rows, places, top_growth, union_growth
-from kvsim.kernels.sparse import bucket_values
 
 TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
 KEPT = ("mass", "top10", "error")  # of every step, for percentiles; of the rest a sum is enough

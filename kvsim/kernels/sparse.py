@@ -16,7 +16,6 @@ MASS, FAR, EVIDENCE, CODED_MASS, OWN_EVIDENCE, TOKENS, ENTROPY, SUMS = range(8)
 GROUP, BITS, ROW_META, GROUP_META, NOMINAL, COSTS = range(6)
 ROWS_READ, KEYS_FULL, KEYS_CODED, VALUES_FULL, VALUES_CODED, KEYS_KEPT, VALUES_KEPT = range(7)
 KEY_BITS, VALUE_BITS, META_BYTES, KEPT_KEY_BITS, KEPT_VALUE_BITS, KEPT_META_BYTES, NOMINAL_BITS, COUNTS = range(7, 15)
-NEAR_PAGES = 16
 _LOW = np.float32(-1e30)
 
 
@@ -121,14 +120,14 @@ def attend(
                 r = i * group + g
                 own, true = own_e[g], true_e[g]
                 for k in range(n):
-                    own[k] = _below(dots[live[k], r], unit, cap, own_top[r])
+                    own[k] = below(dots[live[k], r], unit, cap, own_top[r])
                 if split:
                     for k in range(n):
                         true[k] = own[k] + (own_top[r] - true_top[r])
                 if seen & KEY_BLUR:
                     for k in range(n):
                         if flags[i, live[k]] & KEY_BLUR:
-                            own[k] = _below(blurred[live[k], r], unit, cap, own_top[r])
+                            own[k] = below(blurred[live[k], r], unit, cap, own_top[r])
                 for k in range(n):
                     above[k] = own[k]
                     own[k] = exp2_32(own[k])
@@ -189,7 +188,7 @@ def _bend(x, unit, cap):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _below(x, unit, cap, top):
+def below(x, unit, cap, top):
     """The logit less `top`. A function of its own, without `contract`: fused with the product or not, as a compiler likes, its last bit
     would hang on the layout of the arrays beside it."""
     return _bend(x, unit, cap) - top
@@ -283,42 +282,3 @@ def tally(flags, start, union, keys, values, counts):
                 if f & VALUE_KEPT:
                     count[VALUES_KEPT] += 1
                     _billed(values, s, i, paid[3], count, KEPT_VALUE_BITS, KEPT_META_BYTES)
-
-
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def bucket_values(dots, values, first, last, start, bucket, unit, cap, lse, sums, weight):
-    """Value sums of every page over the positions first[i] ... last[i], gathered by the bucket that the page is in.
-
-    dots f32[T, R], values f32[T, dv], start i64[P + 1], bucket i32[nb, G, P]; sums f64[R, B, dv] += p v, weight f64[R, B] += p, with p
-    the dense probability."""
-    nb, group, pages = bucket.shape
-    width = 1
-    for p in range(pages):
-        width = max(width, start[p + 1] - start[p])
-    e, part, at = np.empty(width, np.float32), np.empty(values.shape[1], np.float32), np.arange(width)
-    for near in range(0, pages, NEAR_PAGES):  # the columns of a few pages stay in the cache for all steps
-        for i in range(nb):
-            for p in range(near, min(near + NEAR_PAGES, pages)):
-                a, n = max(start[p], first[i]), min(start[p + 1], last[i] + 1) - max(start[p], first[i])
-                if n <= 0:
-                    continue
-                rows = values[a : a + n]
-                for g in range(group):
-                    r, b = i * group + g, bucket[i, g, p]
-                    shift = np.float32(lse[r])
-                    if cap == 0:
-                        for k in range(n):
-                            e[k] = dots[a + k, r] * unit - shift
-                    else:
-                        for k in range(n):
-                            e[k] = cap * np.tanh(dots[a + k, r] * unit / cap) - shift
-                    for k in range(n):
-                        e[k] = exp2_32(e[k])
-                    total = 0.0
-                    for k in range(n):
-                        total += np.float64(e[k])
-                    weight[r, b] += total
-                    _weigh(e, rows, at, n, part)
-                    into = sums[r, b]
-                    for j in range(part.shape[0]):
-                        into[j] += np.float64(part[j])

@@ -1,4 +1,4 @@
-"""Attention over what was read, what is counted of it, and value sums by bucket, against one row at a time in float64."""
+"""Attention over what was read, and what is counted of it, against one row at a time in float64."""
 
 from __future__ import annotations
 
@@ -142,24 +142,3 @@ def test_tally(scene):
     sparse.tally(flags, scene.start, union, keys, values, counts)
     want = [naive.tally(f, u, scene.page, keys.T.tolist(), values.T.tolist()) for f, u in zip(flags, union, strict=True)]
     assert counts.tolist() == want
-
-
-@given(scenes, st.integers(1, 5), st.integers(1, 70))
-@settings(deadline=None, max_examples=60)
-def test_bucket_values(scene, buckets, pages):
-    n, rng = len(scene.dots), scene.rng
-    first, last = np.sort(rng.integers(0, n, (2, scene.steps)), axis=0)
-    start = np.sort([0, n, *rng.integers(0, n + 1, pages - 1)])  # some pages are empty; there may be more than NEAR_PAGES
-    bucket = rng.integers(0, buckets, (scene.steps, scene.group, pages)).astype(np.int32)
-    of = np.repeat(bucket, np.diff(start), axis=2)
-    sums, weight = np.zeros((scene.rows, buckets, scene.dim)), np.zeros((scene.rows, buckets))
-    unit, cap, values = np.float32(scene.unit), np.float32(scene.cap), scene.values[:n]
-    x = naive.bent(scene.dots.T.astype(float), scene.unit, scene.cap)
-    lse = np.array([naive.log_sum(row, sink) for row, sink in zip(x, scene.sink, strict=True)])
-    sparse.bucket_values(scene.dots, values, first, last, start, bucket, unit, cap, lse, sums, weight)
-    for r, b in np.ndindex(scene.rows, buckets):
-        i, g = divmod(r, scene.group)
-        mine = np.flatnonzero((of[i, g] == b) & (np.arange(n) >= first[i]) & (np.arange(n) <= last[i]))
-        p = np.exp2(x[r, mine] - lse[r])
-        assert np.allclose(weight[r, b], p.sum(), rtol=0, atol=scene.error)
-        assert np.allclose(sums[r, b], p @ values[mine].astype(float), rtol=0, atol=4 * scene.error)
