@@ -22,6 +22,7 @@ LOG2E = 1.4426950408889634
 PAGE = 16  # tokens whose sums make the denominator of dense attention; divides TILE
 NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
 ALIVE = 1
+CANDIDATES = 8  # times as many as are asked for, before they are compared in float64: one kv head has four times
 
 
 def padded(n: int, multiple: int) -> int:
@@ -89,22 +90,44 @@ def bend(dots, unit, cap):
 
 
 def output(dots, values, flags, every, group, unit, cap, lse, place=None) -> np.ndarray:
-    """Attention output f64[R, dv] over values f32[n, dv]; tile sums in float32, their total in float64."""
+    """Attention output f64[R, dv] over values [n, dv], float32 and padded or raw numbers as in `scan`; tile sums in float32, their total in
+    float64."""
     total, w = np.zeros((dots.shape[1], values.shape[1])), np.empty((TILE, dots.shape[1]), np.float32)
     part, near = np.empty((ROWS, values.shape[1]), np.float32), lse.astype(np.float32)
     seen, placed = flags.any(0), w if place is None else np.zeros_like(w)
-    for t in range(0, len(values), TILE):
+    ready, tokens = values.dtype == np.float32 and len(values) == len(dots), np.empty((TILE, values.shape[1]), np.float32)
+    for t in range(0, len(dots), TILE):
         tile = slice(t, t + TILE)
         if seen[tile].any():
             weights(dots[tile], flags[:, tile], every[tile], group, np.float32(unit), np.float32(cap), near, w)
             if place is not None:
                 placed[:, place] = w[:, : len(place)]
+            rows = values[tile] if ready else to_float32(values[tile], out=tokens)
             for r in range(0, dots.shape[1], ROWS):
-                np.matmul(placed[:, r : r + ROWS].T, values[tile], out=part)
-                total[r : r + ROWS] += part
+                np.matmul(placed[:, r : r + ROWS].T, rows, out=part)
+                _add(total[r : r + ROWS], part)
     if place is not None:
         total[: len(place)] = total[place]
     return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add(total, part):
+    """total f64[n, m] += part f32[n, m]; numpy's own casts a piece at a time first."""
+    for i in range(total.shape[0]):
+        into, row = total[i], part[i]
+        for j in range(len(into)):
+            into[j] += np.float64(row[j])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _turn(x, out):
+    """out [m, n] = x [n, m] the other way, a cache line of it at a time: numpy's takes four times as long."""
+    for first in range(0, x.shape[0], 16):
+        for j in range(x.shape[1]):
+            into = out[j]
+            for i in range(first, min(first + 16, x.shape[0])):
+                into[i] = x[i, j]
 
 
 def best_tokens(
@@ -297,39 +320,64 @@ def weights(dots, flags, every, group, unit, cap, top, out):
                     w[r] = zero
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+@njit(nogil=True, cache=True, error_model="numpy")
 def top_tokens(dots, flags, every, start, peak, floor, error, keys, queries, group, best, value, count):
     """The highest dot products of every row, ties to the lower position: best i32[R, K], the first count[r] of a row.
 
-    Candidates are tokens whose float32 product is at least floor[r] (see `floors`) and, up to error f64[R], what the last of the best has
-    so far; they are compared in float64.
-    value f64[R, K] is scratch. Pages outside and rows inside, so that the columns of a page are read while they are near."""
-    limit, rows = best.shape[1], min(best.shape[0], flags.shape[0] * group)
-    for r in range(rows):
-        count[r] = 0
+    Candidates are tokens whose float32 product is at least floor[r] (see `floors`); those that may be among the best up to error f64[R]
+    are compared in float64. value f64[R, K] is scratch. Pages outside and rows inside, so that the columns of a page are read while
+    they are near."""
+    rows, most = min(best.shape[0], flags.shape[0] * group), CANDIDATES * best.shape[1]
+    found, near, many = np.empty((rows, most), np.int32), np.empty((rows, most), np.float32), np.zeros(rows, np.int64)
+    count[:rows] = 0
     for p in range(len(start) - 1):
         for r in range(rows):
             if peak[p, r] < floor[r]:
                 continue
             for t in range(start[p], start[p + 1]):
-                if dots[t, r] < floor[r] or not (every[t] or flags[r // group, t] & ALIVE):
+                x = dots[t, r]
+                if x < floor[r] or not (every[t] or flags[r // group, t] & ALIVE):
                     continue
-                found = count[r]
-                if found == limit and np.float64(dots[t, r]) + error[r] < value[r, limit - 1]:
-                    continue
-                s = 0.0
-                for j in range(keys.shape[1]):
-                    s += np.float64(keys[t, j]) * np.float64(queries[r, j])
-                if found == limit and s <= value[r, limit - 1]:
-                    continue
-                at = min(found, limit - 1)
-                while at > 0 and value[r, at - 1] < s:
-                    value[r, at] = value[r, at - 1]
-                    best[r, at] = best[r, at - 1]
-                    at -= 1
-                value[r, at] = s
-                best[r, at] = t
-                count[r] = min(found + 1, limit)
+                if many[r] == most:
+                    count[r] = _enter(found[r], near[r], error[r], keys, queries[r], best[r], value[r], count[r])
+                    many[r] = 0
+                found[r, many[r]], near[r, many[r]] = t, x
+                many[r] += 1
+    for r in range(rows):
+        n = many[r]
+        count[r] = _enter(found[r, :n], near[r, :n], error[r], keys, queries[r], best[r], value[r], count[r])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _enter(found, near, error, keys, query, best, value, count):
+    """The candidates i32[n], near f32[n] their products, enter the `count` best so far -> how many these are then.
+
+    Who lies two errors below as many candidates as are asked for is none of the best: of four candidates one is looked at in float64."""
+    limit, low = len(best), -np.inf
+    if len(found) > limit:
+        low = np.float64(np.partition(near, len(near) - limit)[len(near) - limit]) - 2 * error
+    for i in range(len(found)):
+        t, x = found[i], np.float64(near[i])
+        if x < low or (count == limit and x + error < value[limit - 1]):
+            continue
+        s = _dot64(keys[t], query)
+        if count == limit and s <= value[limit - 1]:
+            continue
+        at = min(count, limit - 1)
+        while at > 0 and value[at - 1] < s:
+            value[at], best[at] = value[at - 1], best[at - 1]
+            at -= 1
+        value[at], best[at] = s, t
+        count = min(count + 1, limit)
+    return count
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
+def _dot64(a, b):
+    total = 0.0
+    for j in range(len(a)):
+        total += np.float64(a[j]) * np.float64(b[j])
+    return total
 
 
 def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
@@ -339,7 +387,10 @@ def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
     pages = len(peak)
     if pages <= keep:
         return np.full(peak.shape[1], np.float32(NONE / 2))
-    kth = np.partition(np.ascontiguousarray(peak.T), pages - keep, axis=1)[:, pages - keep]
+    by_row = np.empty(peak.shape[::-1], np.float32)
+    _turn(peak, by_row)
+    by_row.partition(pages - keep, axis=1)
+    kth = by_row[:, pages - keep]
     return np.maximum(kth - 2 * error, np.float32(NONE / 2)).astype(np.float32)
 
 

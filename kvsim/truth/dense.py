@@ -45,7 +45,7 @@ class Truth:
 
 
 def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
-    """The truth of a lane; `output=False` and `top=0` leave those out. Memory: one kv head's K and V as float32, 256 rows of logits
+    """The truth of a lane; `output=False` and `top=0` leave those out. Memory: one kv head's K as float32, 256 rows of logits
     over all T tokens, and the result."""
     lay, steps = lane.layer, len(lane.steps)
     pages = -(-lane.request.total // PAGE)
@@ -60,7 +60,6 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
         keys = to_float32(lane.k[h], tokens)
-        values = to_float32(lane.v[h], tokens) if output else None
         longest = float(np.sqrt(np.einsum("td,td->t", keys, keys).max())) if top else 0.0
         mine = slice(h * lay.group, (h + 1) * lay.group)
         for i in range(0, steps, per):
@@ -80,8 +79,8 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             told[h].append(here)
             shape = (len(t), lay.group, -1)
             lse[part] = _heads_first(denominator / LOG2E, shape)[..., 0]
-            if out is not None and values is not None:
-                out[part] = _heads_first(kernel.output(dots, values, flags, every, lay.group, unit, cap, denominator), shape)
+            if out is not None:
+                out[part] = _heads_first(kernel.output(dots, lane.v[h], flags, every, lay.group, unit, cap, denominator), shape)
             if best is not None:
                 start = np.arange(0, tokens + 1, PAGE)
                 found, _, count = kernel.best_tokens(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
