@@ -120,7 +120,7 @@ class Dense:
             mass = self.page_mass(size)
             ids = np.arange(mass.shape[1])
             seen = (ids * size <= self.t[:, None]) & ((ids + 1) * size > self.first[:, None])
-            kind = np.repeat(np.where(seen, RANKED, ABSENT).astype(np.uint8), self.group, 0)
+            kind = np.repeat(np.where(seen, RANKED, ABSENT), self.group, 0)
             self._mass_order[size] = ranked(mass, kind), np.repeat(seen.sum(1), self.group)
         return self._mass_order[size]
 

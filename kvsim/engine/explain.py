@@ -31,7 +31,7 @@ def depths_of(index: Index, picked: Picked, truth: HeldTruth) -> dict[str, Any]:
     at, plain = told.order.astype(np.int64), told.plain
     many = picked.chosen.sum(-1)
     mass = np.where(exists[:, None], truth.mass(picked.pages), -1.0)
-    best = ranked(mass.reshape(-1, shape[-1]), np.repeat(np.where(exists, RANKED, ABSENT).astype(np.uint8), shape[1], 0))
+    best = ranked(mass.reshape(-1, shape[-1]), np.repeat(np.where(exists, RANKED, ABSENT), shape[1], 0))
     place = np.empty(shape, np.int64)
     np.put_along_axis(place, at, np.broadcast_to(np.arange(shape[-1]), shape), -1)
     wanted = np.arange(shape[-1]) < many[..., None]

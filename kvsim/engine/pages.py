@@ -22,6 +22,7 @@ class Pages:
     id: Ints
     start: Ints
     size: int
+    _moving: tuple[NDArray[np.uint8], Ints] | None = None  # of the flags that were asked about last
 
     def rows(self, flags: NDArray[np.uint8]) -> Ints:
         """i64[N, P]: live slots of every page at every step."""
@@ -32,9 +33,11 @@ class Pages:
 
     def moving(self, flags: NDArray[np.uint8]) -> Ints:
         """The places in `id` of the pages whose flags are not those of the first step at all steps: few, so the rest is looked at once."""
-        changed = np.zeros(flags.shape[1], np.uint8)
-        changing(flags, changed)
-        return np.flatnonzero(np.bitwise_or.reduceat(changed, self.start[:-1]))
+        if self._moving is None or self._moving[0] is not flags:
+            changed = np.zeros(flags.shape[1], np.uint8)
+            changing(flags, changed)
+            self._moving = flags, np.flatnonzero(np.bitwise_or.reduceat(changed, self.start[:-1]))
+        return self._moving[1]
 
     def of_slots(self) -> Ints:
         """i64[n]: slot -> its page's place in `id`."""

@@ -116,7 +116,7 @@ def forced_pages(forced: Forced, ids: NDArray[np.int64], size: int, t: NDArray[n
     now = t[:, None]
     out = np.tile(first < forced.sinks, (len(t), 1))
     if forced.tail:
-        out |= (first <= now) & (now <= last)
+        out |= ids == now // size
     if forced.recent > 0:
         out |= (last >= now + 1 - forced.recent) & (first <= now)
     return out
@@ -137,7 +137,7 @@ def joint(heads: str, score: NDArray[np.float64], exists: Mask, unit: float) -> 
 
 def page_order(score: NDArray[np.float64], exists: Mask, forced: Mask) -> NDArray[np.int32]:
     """order i32[N, H, P]: forced pages, then by score, then what does not exist. score [N, H, P], exists, forced bool[N, P]."""
-    kind = np.where(exists, np.where(forced, FORCED, RANKED), ABSENT).astype(np.uint8)
+    kind = np.where(exists, np.where(forced, FORCED, RANKED), ABSENT)
     n, h, p = score.shape
     return ranked(score.reshape(n * h, p), np.repeat(kind, h, 0)).reshape(n, h, p)
 

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from kvsim.kernels.exp import larger64, smaller64
 
-FORCED, RANKED, ABSENT = 0, 1, 2
+FORCED, RANKED, ABSENT = np.uint8(0), np.uint8(1), np.uint8(2)
 SORTED = 32  # rows at a time, so that their keys stay in the cache
 
 
