@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -30,12 +31,22 @@ def stored(x: Floats, dtype: str, side: int) -> Floats:
 
 
 def _of(dtype: str, x: Floats) -> bool:
-    """Whether all numbers are zeros or normal numbers of the dtype, as captured keys are: to see it costs a tenth of rounding."""
+    """Whether all numbers are zeros or normal numbers of the dtype, as captured keys are: to see it costs a fraction of rounding."""
     if dtype not in FORMATS:
         return False
-    bits, least, size = *FORMATS[dtype], np.abs(x)
-    fits = (size == 0) | ((size >= 2.0**least) & (size < 2.0 ** (2 - least)))
-    return bool(fits.all()) and not bool((x.view(np.uint64) & np.uint64(2 ** (52 - bits) - 1)).any())
+    (bits, least), flat = FORMATS[dtype], x.ravel()
+    return bool(_normal(flat, flat.view(np.uint64), 2.0**least, 2.0 ** (2 - least), np.uint64(2 ** (52 - bits) - 1)))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _normal(x, bits, least, most, beyond):
+    """Whether every x [n] is 0, or of a size from `least` to below `most` without any of the bits `beyond`; bits u64[n]: those of x."""
+    bad, some = False, np.uint64(0)
+    for i in range(len(x)):
+        size = abs(x[i])
+        bad |= not (size == 0.0 or (least <= size < most))
+        some |= bits[i]
+    return not bad and (some & beyond) == 0
 
 
 def rounded(x: Floats, dtype: str) -> Floats:
