@@ -117,8 +117,10 @@ class Curves:
             held.dots, src.whole("v", block.head), block.first, block.t, picked.pages.start, bucket.reshape(len(block.t), block.group, pages),
             np.float32(src.unit), np.float32(src.cap), block.lse, sums, weight,
         )  # fmt: skip
-        total, z = sums.cumsum(1)[:, :-1], weight.cumsum(1)[:, :-1] + block.sink_mass[:, None]
-        dense = sums.sum(1) / (weight.sum(1) + block.sink_mass)[:, None]  # of all pages
+        for i in range(len(self.grid)):
+            sums[:, i + 1] += sums[:, i]
+        z = weight.cumsum(1) + block.sink_mass[:, None]
+        total, dense = sums, sums[:, -1] / z[:, -1, None]  # of all pages
         out = np.empty((rows, len(self.grid)), np.float32)
         for i in range(len(self.grid)):
             for r in np.flatnonzero(z[:, i] < FAINT).tolist():

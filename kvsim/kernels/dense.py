@@ -22,6 +22,7 @@ LOG2E = 1.4426950408889634
 PAGE = 16  # tokens whose sums make the denominator of dense attention; divides TILE
 NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
 ALIVE = 1
+STRIP = 64  # pages that are turned together
 CANDIDATES = 8  # times as many as are asked for, before they are compared in float64: one kv head has four times
 
 
@@ -32,9 +33,9 @@ def padded(n: int, multiple: int) -> int:
 
 def visible(first: np.ndarray, last: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """(u8[N, tokens], u8[tokens]): 1 where first <= position <= last, at each step and at all of them."""
-    flags, every = np.zeros((len(last), tokens), np.uint8), np.zeros(tokens, np.uint8)
+    flags, every = np.empty((len(last), tokens), np.uint8), np.zeros(tokens, np.uint8)
     for row, a, b in zip(flags, first, last + 1, strict=True):
-        row[a:b] = ALIVE
+        row[:a], row[a:b], row[b:] = 0, ALIVE, 0
     every[first.max() : last.min() + 1] = ALIVE
     return flags, every
 
@@ -289,11 +290,12 @@ def probability(peak, mass, lse, unit, cap, logit, out):
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
 def probability_by_row(peak, mass, lse, unit, cap, out):
-    """out [R', P]: `probability`, a row of pages for every query row."""
+    """out [R', P]: `probability`, a row of pages for every query row; a strip of pages at a time, because every row lies on memory of its
+    own, and to go there takes as long as a few numbers."""
     rows, pages = out.shape
-    logit, chance = np.empty((16, rows), np.float32), np.empty((16, rows), np.float32)
-    for p0 in range(0, pages, 16):
-        stop = min(16, pages - p0)
+    logit, chance = np.empty((STRIP, rows), np.float32), np.empty((STRIP, rows), np.float32)
+    for p0 in range(0, pages, STRIP):
+        stop = min(STRIP, pages - p0)
         probability(peak[p0 : p0 + stop], mass[p0 : p0 + stop], lse, unit, cap, logit, chance)
         for r in range(rows):
             for p in range(stop):
