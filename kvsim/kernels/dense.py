@@ -23,7 +23,7 @@ PAGE = 16  # tokens whose sums make the denominator of dense attention; divides 
 NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
 ALIVE = 1
 STRIP = 64  # pages that are turned together
-CANDIDATES = 8  # times as many as are asked for, before they are compared in float64: one kv head has four times
+CANDIDATES = 8  # of a row before float64 decides between them, times the tokens asked for; a row of 32 768 has four times
 
 
 def padded(n: int, multiple: int) -> int:
