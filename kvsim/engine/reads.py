@@ -278,13 +278,6 @@ def ranking_of(read: Read) -> tuple[Any, ...]:
     return type(read), *((f.name, getattr(read, f.name)) for f in fields(read) if f.name != "read")
 
 
-def _rows(x: NDArray[Any], ids: Ints, many: int) -> NDArray[Any]:
-    """x[ids]; of the first `many`, ascending, a run is copied as one."""
-    if ids[many - 1] - ids[0] + 1 != many:
-        return np.asarray(x[ids])
-    return np.concatenate([x[ids[0] : ids[0] + many], x[ids[many:]]])
-
-
 def _once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     if key not in known:
         known[key] = make()
@@ -305,6 +298,7 @@ class Summaries:
         pages = -(-source.request.total // self.size)
         self.state = np.full((pages, self.size + 1), UNKNOWN, np.uint8)  # of every position, and whether the page is closed
         self.arrays: dict[str, NDArray[Any]] = {}
+        self.rows, self.became = 0, (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def of(self, v: Versions, pages: Pages, pos: Ints) -> dict[str, NDArray[Any]]:
         """{name: [V, ...]} for every version."""
@@ -315,18 +309,40 @@ class Summaries:
         page_states(at, v.valid, v.blurred, v.closed, state)
         stale = (state != self.state[ids]).any(1)
         made = self._made(v, at, np.flatnonzero(stale)) if stale.any() else {}
-        out = made if stale.all() else {name: _rows(x, ids, len(pages.id)) for name, x in self.arrays.items()}
         newest = np.zeros(len(pages.id), np.int64)
         newest[v.page] = np.arange(len(ids))  # pages repeat in order of step: the last state stays
-        changed = newest[np.unique(v.page[stale])]
+        out = self._kept(ids, newest, made)
         for name, x in made.items():
-            if name not in self.arrays:
-                self.arrays[name] = np.zeros((len(self.state), *x.shape[1:]), x.dtype)
-            if out is not made:
-                out[name][stale] = x
-            self.arrays[name][ids[changed]] = out[name][changed]
-        self.state[ids[newest]] = state[newest]
+            out[name][stale] = x
+        if not self._in_place(ids, newest):
+            for name, x in out.items():
+                self.arrays[name][pages.id] = x[newest]
+        self.state[pages.id] = state[newest]
         return out
+
+    def _in_place(self, ids: Ints, newest: Ints) -> bool:
+        """Whether the pages are a run, and the states that come after their first have room behind them."""
+        return bool(ids[len(newest) - 1] - ids[0] + 1 == len(newest) and ids[0] + len(ids) <= self.rows)
+
+    def _kept(self, ids: Ints, newest: Ints, made: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """{name: [V, ...]} as far as it is known. Pages in a run are where they are kept, without a copy: until the next call what they
+        become in this block lies behind them, where pages that are not there yet will be."""
+        pages = len(newest)
+        if not self.arrays:
+            self.rows = len(self.state) + 2 * (len(ids) - pages)
+            self.arrays = {name: np.zeros((self.rows, *x.shape[1:]), x.dtype) for name, x in made.items()}
+        for x in self.arrays.values():
+            x[self.became[0]] = x[self.became[1]]
+        self.became = ids[:0], ids[:0]
+        if not self._in_place(ids, newest):
+            return {name: x[ids] for name, x in self.arrays.items()}
+        first, later = int(ids[0]), ids[pages:]
+        for x in self.arrays.values():
+            x[first + pages : first + len(ids)] = x[later]
+        self.state[first + pages : first + len(ids)] = UNKNOWN
+        changed = newest >= pages
+        self.became = ids[:pages][changed], first + newest[changed]
+        return {name: x[first : first + len(ids)] for name, x in self.arrays.items()}
 
     def _as_written(self, v: Versions, pages: Pages, pos: Ints) -> tuple[Versions, Ints]:
         """The same versions with every row that was ever in the page; the newest of an open page is alive, for it was just written."""

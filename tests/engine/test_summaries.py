@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from kvsim.engine import reads
+from kvsim.engine.pages import pages_of, versions
 from kvsim.errors import WrongUse
+from kvsim.policies.allocate import for_layer
 from kvsim.policies.language import parse, parse_policy
 from tests.engine.lanes import by_step, lane, placement, run
 
@@ -70,6 +72,25 @@ def test_a_rule_proves_by_stale_bounds_too_and_reads_no_less(rule):
     assert tight["certified"].all()
     assert stale["certified"].all()
     assert stale["read_pages"].sum() > tight["read_pages"].sum()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_kept_of_pages_is_what_is_made_anew(seed):
+    """Blocks of steps over pages that come, lose rows, go and come back, in a run or with gaps."""
+    rng, source = np.random.default_rng(seed), lane(prompt=41, steps=14, kv_heads=1)
+    read = for_layer(parse(f"quest(read=pages(2), page={PAGE})"), source.layer).part("read")
+    kept = reads.Summaries(read, source, 0, None)
+    for _ in range(15):
+        pos, t = np.arange(PAGE * rng.integers(1, 11)), source.t[10:14]  # all of them are written by then
+        if rng.random() < 0.4:
+            pos = pos[rng.random(len(pos)) < 0.5] if rng.random() < 0.5 else pos[len(pos) // 2 :]
+        if len(pos):
+            flags = np.ones((len(t), len(pos)), np.uint8)
+            flags[1:] &= rng.random((len(t) - 1, len(pos))) > rng.choice([0.0, 0.05])
+            pages = pages_of(pos, PAGE)
+            v = versions(pages, flags, t)
+            got, want = kept.of(v, pages, pos), reads.Summaries(read, source, 0, None).of(v, pages, pos)
+            assert all((got[name] == want[name]).all() for name in want)
 
 
 def test_what_making_them_again_costs():
