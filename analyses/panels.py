@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -86,10 +87,11 @@ def sweep(
     none: str = "",
     joined: bool = True,
 ) -> alt.VConcatChart:
-    """Figures of `analyses.figures`: a row per figure (its axis with field `value`), a column per cell, a line per line with its interval as a
-    band or, at a few places without order of size, as a bar. x: the title of the axis; places: their order (default: that of the rows);
-    joined: False where places have no order, so that no line joins them."""
+    """Figures of `analyses.figures`: a row per figure (its axis with field `value`, the same in all columns), a column per cell, a line per line
+    with its interval as a band or, at a few places without order of size, as a bar. x: the title of the axis; places: their order (default:
+    that of the rows); joined: False where places have no order, so that no line joins them and lines stand side by side."""
     cells = frame["cell"].unique(maintain_order=True).to_list()
+    y = {figure: alike(axis, frame.filter(pl.col("figure") == figure)) for figure, axis in y.items()}
     at = list(places or frame["at"].unique(maintain_order=True).to_list())
     if numeric:
         frame = frame.with_columns(pl.col("at").cast(pl.Float64))
@@ -99,12 +101,13 @@ def sweep(
             "at:N",
             title=x,
             sort=at,
-            scale=alt.Scale(domain=at),
-            axis=alt.Axis(labelAngle=0 if len(at) * max(map(len, at), default=0) < 36 else -40),
+            scale=alt.Scale(domain=at) if joined else alt.Scale(domain=at, paddingInner=0.5, paddingOuter=0.25),
+            axis=alt.Axis(labelAngle=0 if len(at) * max(map(len, at), default=0) < 45 else -40),
         )
     focus, opacity = focus_on_policy()
     channels = theme.policy_channels(styles, "line" if numeric else "point")
     named = frame.rename({"line": "policy"})
+    apart = {} if joined else {figure: _apart(frame.filter(pl.col("figure") == figure), styles) for figure in y}
 
     def panel(cell: str, figure: str) -> alt.LayerChart:
         mine = theme.labelled(named.filter(pl.col("cell") == cell, pl.col("figure") == figure), styles)
@@ -113,7 +116,7 @@ def sweep(
             return layered(alt.Chart(pl.DataFrame({"none": [0]})).mark_text().encode(text=alt.value(none)))
         tip = [alt.Tooltip("policy:N"), alt.Tooltip("at", type="quantitative" if numeric else "nominal")]
         tip += [alt.Tooltip(f"{n}:Q", format=".4~g") for n in ("value", "low", "high")]
-        base = alt.Chart(theme.prepare(mine)).encode(x=across, opacity=opacity, tooltip=tip)
+        base = alt.Chart(theme.prepare(mine)).encode(x=across, opacity=opacity, tooltip=tip, **apart.get(figure, {}))
         low, high = alt.Y("low:Q", title=y[figure]["title"]), alt.Y2("high:Q")
         colour = channels["color"]
         if numeric:
@@ -142,6 +145,25 @@ def axis(title: str, low: float | None = None, high: float | None = None, form: 
     return alt.Y("value:Q", title=title, scale=scale, axis=alt.Axis(minExtent=38, format=form, **ticks))
 
 
+def _apart(frame: pl.DataFrame, styles: Sequence[Style]) -> dict[str, Any]:
+    """Lines side by side at each place, where there are several."""
+    there = [s.label for s in styles if s.policy in frame["line"]]
+    return {"xOffset": alt.XOffset("policy:N", scale=alt.Scale(domain=there))} if len(there) > 1 else {}
+
+
+def alike(axis: alt.Y, frame: pl.DataFrame) -> alt.Y:
+    """The axis as far as values and intervals of all columns reach, so that columns compare; as it is where it has ends of its own."""
+    scale = axis["scale"].to_dict()
+    reached = pl.concat([frame[x].cast(pl.Float64) for x in ("value", "low", "high")]).drop_nulls()
+    if "domain" in scale or reached.is_empty():
+        return axis
+    least, most = float(reached.min()), float(reached.max())  # type: ignore[arg-type]  # of numbers
+    if scale.get("type") == "log":
+        return axis.scale(**scale | {"domain": [least / 1.1, most * 1.1]})
+    ends = [min(least, 0), max(most, 0)] if scale["zero"] else [least, most]
+    return axis.scale(**scale | {"domain": ends, "nice": True})
+
+
 LOG_TICKS = [x * 10.0**e for e in range(-4, 5) for x in (1, 2, 5)]
 _COLOURS = ("#0072B2", *(light for light, _ in theme.STEPS), *(light for light, _ in theme.SPARE), theme.FAMILIES["snapkv"][0])
 
@@ -151,6 +173,8 @@ def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:
     kin = {"oracle": "oracle", "random": "random_read", "full": "full"}
     out: list[Style] = []
     rest = iter(_COLOURS * 2)
+    taken = {theme.FAMILIES[f][3] for start, f in kin.items() if any(n.startswith(start) for n in names)}
+    free = [x for x in theme.SHAPES if x not in taken]
     for i, name in enumerate(names):
         family = next((f for start, f in kin.items() if name.startswith(start)), None)
         colour, dash = (
@@ -159,7 +183,7 @@ def styled(names: Sequence[str], **fixed: tuple[str, list[int]]) -> list[Style]:
             else (next(rest), [1, 0] if i < len(_COLOURS) else [6, 3])
         )
         twin = family is not None and any(s.colour == colour for s in out)
-        shape = theme.FAMILIES[family][3] if family and not twin else theme.SHAPES[i % len(theme.SHAPES)]
+        shape = theme.FAMILIES[family][3] if family and not twin else free[i % len(free)]
         out.append(Style(name, name, *fixed.get(name, (colour, dash)), shape))
     return out
 

@@ -256,7 +256,7 @@ SIZE = "page size (tokens)"
 
 
 def _slack(frame: pl.DataFrame) -> object:
-    lines = [x for x in frame["line"].unique(maintain_order=True) if x != "all layers"]
+    lines = sorted((x for x in frame["line"].unique() if x != "all layers"), key=lambda x: int(x.removeprefix("layer ")))
     y = {"slack": axis("slack, mean of pages (scaled logits)", 0), "loosest page": axis("slack, loosest page (scaled logits)", 0)}
     return sweep(frame, y, SIZE, styled(lines), "Slack of the bound by page size: a line per layer, a column per cell.", SIZES)
 

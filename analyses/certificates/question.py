@@ -129,7 +129,7 @@ CLAIMS = [
 def _depth(frame: pl.DataFrame) -> object:
     y = {
         "part of all pages": axis("part of all pages", 0, 1, ".0%"),
-        "easy steps": axis("steps of which half the pages are enough", 0, 1, ".0%"),
+        "easy steps": axis("steps of which half the pages are enough", 0, None, ".0%"),
     }
     lines = styled(["proof", *ORDERS])
     return sweep(frame, y, "what is wanted", lines, "Pages that a guarantee must read.", list(PROOFS.values()), joined=False)
@@ -138,7 +138,7 @@ def _depth(frame: pl.DataFrame) -> object:
 def _rules(frame: pl.DataFrame) -> object:
     mine = frame.with_columns(at=pl.col("line"), line=pl.lit("quest with a stopping rule"))
     y = {
-        "part read": axis("part of all pages", 0, 1, ".0%"),
+        "part read": axis("pages read, of those there are", 0, 1, ".0%"),
         "rounds": axis("rounds a step", 0),
         "mass recall": axis("dense mass read", 0, 1, ".0%"),
     }
@@ -165,7 +165,7 @@ QUESTION = Question(
         Chart(
             "rules",
             "What do stopping rules read?",
-            f"Quest, stopped by its own bounds, opening one page or eight at once. {ALSO} Nor the oracle, which proves nothing.",
+            f"Quest, stopped by its own bounds, opening pages one by one or 8 at once. {ALSO} Nor the oracle, which proves nothing.",
             ["part read", "rounds", "mass recall"],
             _rules,
         ),

@@ -583,7 +583,9 @@ def _families(frame: pl.DataFrame) -> object:
         "error over QEvict's": axis("output error over QEvict's, paired", log=True),
         "bytes": axis("bytes on the device, of the full cache's", 0, form=".0%"),
     }
-    return sweep(mine, y, "budget", styled(names), "QEvict beside eviction and quantisation.", list(BUDGETS))
+    return sweep(
+        mine, y, "budget, of the visible tokens", styled(names), "QEvict beside eviction and quantisation.", list(BUDGETS)
+    )
 
 
 def _grid(frame: pl.DataFrame) -> object:

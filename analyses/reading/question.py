@@ -196,14 +196,16 @@ QUESTION = Question(
             "budget",
             "What do traffic and capacity buy?",
             "Quest and the oracle of reading hold everything and read the budget's pages of 16; the others keep the budget's tokens and read "
-            f"all of them. {ALSO}",
+            "all of them, so that in the second row they lie on one another. Snapkv cuts the prompt alone: what is decoded comes on top. "
+            f"{ALSO}",
             ["bytes read", "bytes resident", "mass recall", "output error", "evidence recall"],
             _budget,
         ),
         Chart(
             "age",
             "How does a set of pages age?",
-            f"128 tokens; pages that began since the ranking join the set, so that an old one reads more. {ALSO} "
+            "128 tokens; pages that began since the ranking join the set, so that an old one reads more. Ranked anew: at the steps at which "
+            f"the first set is so old. {ALSO} "
             "Nor the oracle, which ranks at every step.",
             [f"{x} by age" for x in ("mass recall", "output error", "evidence recall", "tokens read")],
             _age,
