@@ -18,13 +18,13 @@ from analyses.reckoning import Reckoning, Sum
 from analyses.saving.question import sums as saved
 from kvsim.metrics.closed_loop import open_study, scores
 from kvsim.metrics.live_study import HIT
+from kvsim.report.charts.measure import layered
 from kvsim.report.export import write_png
 from kvsim.report.html import Figure, Section, Table, write_page
 
 TASKS = {"needle": "one fact in a text", "reversal": "a question that turns", "plain": "text that goes on"}
 SCORES, FUSED, ANY = "gives attention weights (eager, SDPA)", "gives none (FlashAttention)", "any"
 
-LOST = "evidence not read (of its attention mass); in text that goes on, output error (relative L2)"
 CODED = "2 bits of everything"  # reads all the evidence, in codes: the one kind of policy that evidence read does not order (closed_loop)
 EVIDENCE = {"qevict": "evidence read", "losses": "evidence recall"}
 Place = tuple[str, str, str, str]  # question, figure, line, at: the smaller its figure, the better
@@ -210,30 +210,50 @@ def _task(choice: Choice) -> str:
     return f"{TASKS[choice.cell.split('/')[0]]} ({choice.cell})"
 
 
+LOSES = {True: "attention on the evidence not read", False: "output error (relative L2)"}  # by whether there is evidence
+MOST = 280  # pixels of a panel
+
+
 def charts(every: Sequence[Sum]) -> list[Figure]:
+    """A row of panels for each branch, a panel for each task."""
     del every
     rows = [
-        (f"{c.branch.budget} · {c.branch.backend}", c.cell, name, *told(draws))
+        (f"{c.branch.budget} · {c.branch.backend}", c.cell, LOSES[bool(c.read)], name, *told(draws))
         for c in choices()
         for name, draws in c.lost.items()
         if np.isfinite(draws[0])
     ]
-    frame = pl.DataFrame(rows, schema=["branch", "cell", "policy", "lost", "low", "high"], orient="row")
-    panels = []
-    for (branch,), mine in frame.group_by("branch", maintain_order=True):
-        y = alt.Y("policy:N", sort=alt.EncodingSortField("lost"), title=None, axis=alt.Axis(labelLimit=240, minExtent=190))
-        x = alt.X("lost:Q", title=LOST, scale=alt.Scale(domain=[0, 1]))
-        base = alt.Chart(mine).encode(y=y, tooltip=["cell", "policy", "lost", "low", "high"])
-        bars = base.mark_rule(aria=False).encode(x=alt.X("low:Q", title=LOST), x2="high:Q")
-        points = base.mark_point(filled=True, size=60, color="#0072B2", aria=False).encode(x=x)
-        panels.append(
-            alt.layer(bars, points).properties(
-                width=420, height=26 * mine["policy"].n_unique(), title=alt.Title(str(branch), fontSize=12)
-            )
+    frame = pl.DataFrame(rows, schema=["branch", "cell", "measure", "policy", "lost", "low", "high"], orient="row")
+    panels = [
+        alt.hconcat(
+            *(_panel(one) for _, one in mine.group_by("cell", maintain_order=True)),
+            spacing=24,
+            title=alt.Title(str(branch), fontSize=13, offset=10),
         )
-    chart = alt.vconcat(*panels, spacing=28, description="What every policy of every branch loses.")
-    how = "The smaller the better. Bars are 95 % intervals over contexts. Not drawn: full attention, which loses nothing."
+        for (branch,), mine in frame.group_by("branch", maintain_order=True)
+    ]
+    chart = alt.vconcat(*panels, spacing=30, description="What every policy of every branch loses, a panel for each task.")
+    how = (
+        "The smaller the better; the best on top. Bars are 95 % intervals over contexts. Codes of everything read all the evidence, so "
+        "they stand where text goes on alone. Not drawn: full attention, which loses nothing, and the oracle, which nobody can have."
+    )
     return [Figure("branches", "Who loses least at a budget?", how, chart, "", frame)]
+
+
+def _panel(mine: pl.DataFrame) -> alt.LayerChart:
+    """One task of one branch."""
+    cell, measure = mine.row(0, named=True)["cell"], mine.row(0, named=True)["measure"]
+    shares = measure == LOSES[True]
+    order = mine.sort("lost")["policy"].to_list()
+    y = alt.Y("policy:N", sort=order, title=None, axis=alt.Axis(labelLimit=180, minExtent=150))
+    scale = alt.Scale(domain=[0, 1]) if shares else alt.Scale(zero=True)
+    x = alt.X("lost:Q", title=measure, scale=scale, axis=alt.Axis(format=".0%" if shares else "~g", tickCount=5))
+    tip = [alt.Tooltip("policy:N"), *(alt.Tooltip(f"{n}:Q", format=".3~g") for n in ("lost", "low", "high"))]
+    base = alt.Chart(mine.drop("branch", "cell", "measure")).encode(y=y, tooltip=tip)
+    bars = base.mark_rule(aria=False).encode(x=alt.X("low:Q", title=measure), x2="high:Q")
+    points = base.mark_point(filled=True, size=60, opacity=1, color="#0072B2", aria=False).encode(x=x)
+    title = alt.Title(f"{TASKS[cell.split('/')[0]]} ({cell})", fontSize=11, fontWeight="normal", offset=8)
+    return layered(bars, points, width=MOST, height=26 * len(order), title=title)
 
 
 QUESTION = Decision(
