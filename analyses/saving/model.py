@@ -37,7 +37,9 @@ def step(policy: str, context: int, weights: str = "FP16", **how: Any) -> dict[s
 
 
 @cache
-def served(contexts: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768)) -> dict[str, Any]:
+def served(contexts: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768), **how: Any) -> dict[str, Any]:
     """`kvsim cost serve` with 16-bit weights, requests of each length alike, and a mix of three."""
-    policies = (QUEST, STREAM, KIVI)
-    return serve(ada(), heads(), Serving(policies, contexts, lengths=(4000, 9000, 30000), variant="FP16", weights=WEIGHTS))
+    asked = Serving(
+        (QUEST, STREAM, KIVI), contexts, lengths=(4000, 9000, 30000), variant="FP16", weights=WEIGHTS, how=Kernels(**how)
+    )
+    return serve(ada(), heads(), asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import altair as alt
@@ -11,16 +12,26 @@ import polars as pl
 from analyses.reckoning import AT_LEAST, MORE, OPEN_ENDED, Reckoning, Sum
 from analyses.saving.model import HEAVY, KIVI, QUEST, STREAM, served, step
 from kvsim.report import theme
+from kvsim.report.charts.measure import layered
+from kvsim.report.charts.rows import stacked
 from kvsim.report.html import Figure
+from kvsim.report.sections.cost import PARTS
+from kvsim.report.theme import Style
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768)
-NAMES = {"full()": "full attention", QUEST: "quest, reads 2048", STREAM: "streaming_llm, holds 2048", KIVI: "2 bits, KIVI"}
-COLOURS = ["#4d4d4d", "#0072B2", "#D55E00", "#1b7f79"]
+DRAWN = {  # name -> policy, how its codes are decoded, whose look it has
+    "full attention": ("full()", "separate", "full"),
+    "quest, reads 2048": (QUEST, "separate", "quest"),
+    "streaming_llm, holds 2048": (STREAM, "separate", "streaming_llm"),
+    "2 bits, KIVI, decoded in attention": (KIVI, "fused", "kivi"),
+    "2 bits, KIVI, decoded apart": (KIVI, "separate", "qevict"),
+}
+LOOK = [Style(n, n, x[0], x[2], x[3]) for n, x in ((n, theme.FAMILIES[kin]) for n, (_, _, kin) in DRAWN.items())]
 SCAN = "page scan and ranking priced by their bytes: transferred"
 
 
-def row(policy: str, context: int) -> dict[str, Any]:
-    return next(r for r in served()["rows"] if (r["policy"], r["context"]) == (policy, context))
+def row(policy: str, context: int, **how: Any) -> dict[str, Any]:
+    return next(r for r in served(**how)["rows"] if (r["policy"], r["context"]) == (policy, context))
 
 
 def faster(policy: str, context: int, weights: str = "FP16", **how: Any) -> dict[str, Any]:
@@ -109,74 +120,70 @@ def sums() -> list[Sum]:
 
 
 def scan() -> pl.DataFrame:
-    """policy, context, part, ms: parts of a step along the length."""
+    """policy, context, part, order, ms: what a step is spent on along the length."""
     rows = []
-    for n in CONTEXTS:
-        for policy, name in NAMES.items():
-            if policy == "full()":
-                whole = row(policy, n)["step_us"]
-                rest = step(QUEST, n)["parts"]["rest"]
-                parts = {"dense_attn": whole - rest, "rest": rest}
-            else:
-                parts = step(policy, n)["parts"]
-            rows += [(name, n, cls, us / 1e3) for cls, us in parts.items()]
-    return pl.DataFrame(rows, schema=["policy", "context", "part", "ms"], orient="row")
+    for n, (name, (policy, dequant, _)) in product(CONTEXTS, DRAWN.items()):
+        if policy == "full()":
+            rest = step(QUEST, n)["parts"]["rest"]
+            parts = {"dense_attn": row(policy, n)["step_us"] - rest, "rest": rest}
+        else:
+            parts = step(policy, n, dequant=dequant)["parts"]
+        rows += [(name, n, PARTS[cls], us / 1e3) for cls, us in parts.items()]
+    found = pl.DataFrame(rows, schema=["policy", "context", "part", "ms"], orient="row")
+    order = {part: i for i, part in enumerate(theme.TIMES)}
+    each = found.group_by("policy", "context", "part", maintain_order=True).agg(pl.col("ms").sum())
+    return each.with_columns(order=pl.col("part").replace_strict(order, return_dtype=pl.Int64))
+
+
+def fits() -> pl.DataFrame:
+    """policy, context, requests, tokens_per_s: how many requests of a length fit into the memory, and what they make together."""
+    return pl.DataFrame(
+        [
+            (name, n, r["requests"], r["tokens_per_s"])
+            for name, (policy, dequant, _) in DRAWN.items()
+            for n in CONTEXTS
+            if (r := row(policy, n, dequant=dequant))["requests"]
+        ],
+        schema=["policy", "context", "requests", "tokens_per_s"],
+        orient="row",
+    )
+
+
+def along(frame: pl.DataFrame, y: alt.Y, width: int) -> alt.LayerChart:
+    """A line for each policy over the length of the context."""
+    ticks = alt.Axis(values=list(CONTEXTS), labelExpr=theme.TOKENS)
+    x = alt.X("context:Q", title="context (tokens)", scale=alt.Scale(type="log", base=2), axis=ticks)
+    base = alt.Chart(theme.prepare(theme.labelled(frame, LOOK))).encode(x=x, y=y)
+    channels = theme.policy_channels(LOOK, "point")
+    tip = ["policy:N", alt.Tooltip("context:Q", format=",d"), alt.Tooltip(f"{str(y.shorthand).split(':')[0]}:Q", format=",.3~g")]
+    points = base.mark_point(filled=True, size=55, opacity=1, aria=False).encode(**channels, tooltip=tip)
+    return layered(base.mark_line(aria=False).encode(color=channels["color"]), points, width=width, height=250)
 
 
 def charts(every: Sequence[Sum]) -> list[Figure]:
     del every
-    colour = alt.Color(
-        "policy:N",
-        scale=alt.Scale(domain=list(NAMES.values()), range=COLOURS),
-        title=None,
-        legend=alt.Legend(orient="top", columns=2),
-    )
-    shape = alt.Shape("policy:N", scale=alt.Scale(domain=list(NAMES.values()), range=list(theme.SHAPES[:4])), title=None)
-    across = alt.X(
-        "context:Q",
-        title="context (tokens)",
-        scale=alt.Scale(type="log", base=2),
-        axis=alt.Axis(values=list(CONTEXTS), format=",d"),
-    )
-    parts = scan()
+    parts, served_ = scan(), fits()
     steps = parts.group_by("policy", "context", maintain_order=True).agg(pl.col("ms").sum())
-    lines = alt.Chart(steps).mark_line(point=alt.OverlayMarkDef(size=45, filled=True), aria=False)
-    lengths = lines.encode(x=across, y=alt.Y("ms:Q", title="step (ms)"), color=colour, shape=shape).properties(
-        width=420, height=260
-    )
-    there = parts.filter(pl.col("context") == 32768)
-    stacked = (
-        alt.Chart(there)
-        .mark_bar(aria=False)
-        .encode(
-            y=alt.Y("policy:N", sort=list(NAMES.values()), title=None, axis=alt.Axis(labelLimit=220)),
-            x=alt.X("ms:Q", title="step at 32K tokens (ms)"),
-            color=alt.Color(
-                "part:N", title="part", scale=alt.Scale(range=["#999999", *COLOURS[1:], "#dddddd", "#E69F00", "#CC79A7"])
-            ),
-            tooltip=["policy", "part", "ms"],
-        )
-        .properties(width=420, height=140)
-    )
-    full = [(NAMES[r["policy"]], r["context"], r["requests"], r["tokens_per_s"]) for r in served()["rows"] if r["requests"]]
-    served_ = pl.DataFrame(full, schema=["policy", "context", "requests", "tokens a second"], orient="row")
-    points = alt.Chart(served_).mark_line(point=alt.OverlayMarkDef(size=45, filled=True), aria=False)
+    there = parts.filter(pl.col("context") == CONTEXTS[-1]).drop("context")
+    lengths = along(steps, alt.Y("ms:Q", title="step (ms)"), 480)
+    across = alt.X("ms:Q", title="step at 32K tokens (ms)", stack="zero", axis=alt.Axis(tickCount=6))
+    ticks = alt.Axis(values=[x * 10**e for e in range(4) for x in (1, 2, 5)], grid=True)
+    both = {"requests": "requests that fit", "tokens_per_s": "tokens a second, memory full"}
     memory = alt.hconcat(
-        *(
-            points.encode(
-                x=across, y=alt.Y(f"{n}:Q", title=title, scale=alt.Scale(type="log")), color=colour, shape=shape
-            ).properties(width=300, height=240)
-            for n, title in (("requests", "requests that fit"), ("tokens a second", "tokens a second, memory full"))
-        )
+        *(along(served_, alt.Y(f"{n}:Q", title=t, scale=alt.Scale(type="log"), axis=ticks), 300) for n, t in both.items())
     )
     at = "One request, 16-bit weights, Llama-2-7B on an RTX 6000 Ada."
+    coded = (
+        "Codes that a kernel of its own decodes are written in 16 bits and read again, which takes longer than the full cache; decoded in "
+        "attention they save what they do not read."
+    )
     return [
-        Figure("lengths", "What does a step take, by length?", f"{at} Full attention is drawn.", lengths, "", steps),
+        Figure("lengths", "What does a step take, by length?", f"{at} {coded} Full attention is drawn.", lengths, "", steps),
         Figure(
             "parts",
             "What is in it?",
-            f"{at} `rest` is all that is not about the cache. Full attention is drawn.",
-            stacked,
+            f"{at} Full attention is drawn.",
+            stacked(there, across, theme.TIMES, LOOK).properties(width=480, height=32 * len(LOOK)),
             "",
             there,
         ),
@@ -184,7 +191,7 @@ def charts(every: Sequence[Sum]) -> list[Figure]:
             "memory",
             "How many fit, and what do they make together?",
             "48 GB, nine tenths of them usable, 13.5 GB of weights, requests of one length alike. A policy that holds a fixed number of "
-            "tokens fits as many at any length. "
+            "tokens fits as many at any length; quest fits as many as full attention, and codes as many wherever they are decoded. "
             "Full attention is drawn.",
             memory,
             "",
