@@ -179,13 +179,14 @@ def judge(claim: Claim, cells: Sequence[Figures]) -> list[Verdict]:
             missing.append(e)
             continue
         if math.isfinite(value):
-            out.append(Verdict(f.cell, len(f.contexts), value, low, high, _word(claim.claimed, low, high)))
+            out.append(Verdict(f.cell, len(f.contexts), value, low, high, worded(claim.claimed, low, high)))
     if missing and len(missing) == len(asked):
         raise missing[0]
     return out
 
 
-def _word(claimed: tuple[float, float] | None, low: float | None, high: float | None) -> str:
+def worded(claimed: tuple[float, float] | None, low: float | None, high: float | None) -> str:
+    """The word for an interval, beside the range in which the claim holds."""
     if low is None or high is None:
         return UNTOLD
     if claimed is None:

@@ -1,8 +1,8 @@
 """python analyses/closed_loop/run.py [--measure FOLDER] [--write]: does a replay say what a running model will do?
 
-Without options: the README's numbers again from tables/, and exit 1 when one is not there. --measure runs the studies in FOLDER, those that
-stopped from where they stopped, for an hour or more of one core, and condenses them into tables/; --write puts the numbers into the README and
-into what the report says under its charts."""
+Without options: the README's numbers again from tables/, a page of the study with most policies in build/closed_loop.html, and exit 1 when a
+number is not in the README. --measure runs the studies in FOLDER, those that stopped from where they stopped, for an hour or more of one core,
+and condenses them into tables/; --write puts the numbers into the README and into what the report says under its charts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from kvsim.metrics.closed_loop import Study, open_study
 from kvsim.metrics.interval import FEWEST
 from kvsim.metrics.sensitivity import sensitivity
 from kvsim.report import facts
+from kvsim.report.page import report
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "build" / "closed_loop.html"
 README, TABLES, TOLD = HERE / "README.md", HERE / "tables", HERE.parents[1] / "kvsim" / "report" / "foretold.json"
 DEFINITIONS = HERE.parents[1] / "docs" / "definitions.md"
 BEGIN, END = "<!-- numbers: run.py --write -->", "<!-- end -->"
@@ -125,6 +127,8 @@ def main() -> int:
         README.write_text(put(there, BEGIN, "\n".join(lines)), "utf-8")
         DEFINITIONS.write_text(put(DEFINITIONS.read_text("utf-8"), LINE, facts.foretold()), "utf-8")
         return 0
+    PAGE.parent.mkdir(exist_ok=True)
+    print(f"wrote {report(TABLES / '512', PAGE)}", file=sys.stderr)
     moved = [line for line in lines if line not in there.splitlines()]
     for line in moved:
         print(f"not in README.md, so a number moved: {line}", file=sys.stderr)

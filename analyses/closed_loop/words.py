@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from analyses.figures import Verdict, at_least, worded
+from analyses.words import verdict
 from kvsim.metrics import closed_loop
 from kvsim.metrics.closed_loop import FULL, PREDICTORS, Study
 from kvsim.metrics.sensitivity import LIMIT, borne
 from kvsim.report.names import labels
 
 PAGES = 33  # of 16 tokens, that 512 and half of 24 steps fill
+ORDERED = 0.8  # a rank correlation with KL from which on a number is said to order policies as the running model does
 SHOWN = 3  # pairs that mislead, of each open-loop number and task
 NUMBERS = {
     "first_hit": "an earlier first layer that finds it",
@@ -24,6 +27,7 @@ NUMBERS = {
 
 def lines(studies: Mapping[str, Study]) -> Iterator[str]:
     yield from _scores(studies)
+    yield from _judged([x for x in studies.values() if x.about["options"]["open_loop"]])
     for name, study in studies.items():
         if study.about["options"]["open_loop"]:
             yield from ("", f"**Did the open loop foretell it? {title(name, study)}**", "")
@@ -35,7 +39,11 @@ def lines(studies: Mapping[str, Study]) -> Iterator[str]:
 
 
 def title(name: str, study: Study) -> str:
-    return f"{study.about['source']['model'].split(' ')[0]}, {name if name.isdigit() else 512} tokens"
+    return f"{model(study)}, {name if name.isdigit() else 512} tokens"
+
+
+def model(study: Study) -> str:
+    return str(study.about["source"]["model"].split(" ")[0])
 
 
 def _scores(studies: Mapping[str, Study]) -> Iterator[str]:
@@ -85,6 +93,26 @@ def _pair(row: Mapping[str, Any] | None) -> tuple[str, str]:
     if row is None:
         return "", ""
     return between(row), "" if row["least"] is None else f"{row['least']:.2f} ({row['without']})"
+
+
+def _judged(studies: Sequence[Study]) -> Iterator[str]:
+    """The claim, number by number: does it order policies as the running model does?"""
+    frames = [
+        closed_loop.correlations(study)
+        .filter(pl.col("outcome") == "kl", pl.col("predictor").str.starts_with("open_"))
+        .join(study.answers.group_by("task").agg(contexts=pl.col("context").n_unique()), on="task", maintain_order="left")
+        .with_columns(cell=pl.format("{} ({})", "task", pl.lit(model(study))))
+        for study in studies
+    ]
+    yield from ("", "**Claim by claim**, with 95 % intervals over contexts", "")
+    for (predictor,), mine in pl.concat(frames).group_by("predictor", maintain_order=True):
+        found = [
+            Verdict(r["cell"], r["contexts"], r["rho"], r["low"], r["high"], worded(at_least(ORDERED), r["low"], r["high"]))
+            for r in mine.iter_rows(named=True)
+        ]
+        told = "; ".join(f"{v.cell} {v.said('.2f')} ({v.contexts} contexts)" for v in found)
+        yield f"* *{PREDICTORS[str(predictor)]} orders policies as the running model does* (its KL; the whole interval at {ORDERED} or above)."
+        yield f"  Rank correlation: {told}. {verdict(found)}"
 
 
 def _groups(study: Study) -> Iterator[str]:
