@@ -10,7 +10,7 @@ import polars as pl
 
 from analyses.closed_loop.run import TABLES
 from analyses.figures import Figures, told
-from analyses.frontier.live import ANSWERS, labels
+from analyses.frontier.live import ANSWERS, NEAR, labels
 from analyses.frontier.methods import CLOSED, KEEPS, OWN, READS, SHARES, STORES
 from analyses.question import Numbers, Tabled
 from kvsim.metrics.closed_loop import FULL, open_study, scores
@@ -85,7 +85,7 @@ def _live() -> tuple[Mapping[tuple[str, str], tuple[str, str]], list[str]]:
     study = open_study(TABLES / "frontier")
     found = scores(study).filter(pl.col("mode") == "forced", pl.col("task") == "needle")
     apart = study.apart.filter(pl.col("task") == "needle").sort("context").partition_by("policy", as_dict=True)
-    of = labels(Numbers.read(Path(__file__).with_name("numbers.parquet")))
+    of = labels(Numbers.read(Path(__file__).with_name("numbers.parquet")), found["policy"])
     told = {
         of[r["policy"]]: (f"{r['score']:.0%} [{r['low']:.0%}, {r['high']:.0%}]", _resampled(apart[r["policy"],]["kl"]))
         for r in found.to_dicts()
@@ -95,8 +95,8 @@ def _live() -> tuple[Mapping[tuple[str, str], tuple[str, str]], list[str]]:
     return told, [
         f"Closed loop: {full['samples']} other prompts with needles, 512 tokens, every layer (analyses/closed_loop, cell frontier). Answers are "
         f"parts of the {full['samples'] - full['full_fails']} that full attention gives, with Wilson intervals, most of which overlap; KL is at "
-        f"the answer, over all {full['samples']}. What reads has the budget at which replays billed these bytes, on average; qevict holds the "
-        "scales of its budget's rows on top, and who evicts once the rows of the answer. The oracle of keeping and moments cannot be run in a "
-        "model here. Rows are sorted by output error, which is not the order of the answers: what a replay tells of a running model is a "
-        "question of its own (analyses/closed_loop).",
+        f"the answer, over all {full['samples']}. What reads has the budget at which replays billed these bytes on average, to {NEAR:.1%} of "
+        "the tokens; qevict holds the scales of its budget's rows on top, and who evicts once the rows of the answer. The oracle of keeping "
+        "and moments cannot be run in a model here. Rows are sorted by output error, which is not the order of the answers: what a replay "
+        "tells of a running model is a question of its own (analyses/closed_loop).",
     ]
