@@ -24,6 +24,7 @@ SHORT = ("needle/short/smollm2", "reversal/short/smollm2", "plain/short/smollm2"
 WIDE = "needle/short/gemma3"  # keys of 256 channels, one kv head, most layers with a window
 LONG = "needle/long/smollm2"
 Tabled = tuple[list[str], list[list[str]], list[str]]
+ROUNDED = 1e-6  # so far a figure may lie beside its interval, of 1 + its size: that of a number without spread has no width
 CLOSE = 1e-4  # a row measured again is the same up to so much of 1 + its size: other BLAS builds round otherwise
 
 
@@ -120,17 +121,13 @@ class Numbers:
         return [f for f in by_cell(self.table) if few or len(f.contexts) >= FEWEST]
 
     def replaced(self, other: Numbers) -> Numbers:
-        """With another measurement of some contexts in place of ours. Raises KvsimError when its trace is not ours."""
-        for context, digest in other.digests.items():
-            if self.digests.get(context) != digest:
-                what = "is not among" if context not in self.digests else "is another trace than that of"
-                raise KvsimError(
-                    f"{context} (sha256 {digest[:12]}) {what} the kept numbers; measure all of them again with --write"
-                )
+        """With another measurement of some contexts in place of ours. Raises KvsimError for a context that we have not."""
+        if strange := [c for c in other.digests if c not in self.digests]:
+            raise KvsimError(f"{strange[0]} is not among the kept numbers; measure all of them again with --write")
         mine = self.table.filter(~pl.col("context").is_in(list(other.digests)))
         order = pl.DataFrame({"context": list(self.digests)}).with_row_index("order")
         table = pl.concat([mine, other.table]).join(order, on="context").sort("order", maintain_order=True).drop("order")
-        return Numbers(table, self.digests, self.models, self.version)
+        return Numbers(table, self.digests | other.digests, self.models, self.version)
 
     def beside(self, older: Numbers, cells: Sequence[str]) -> Numbers:
         """With what an older measurement says of cells (of the study) that this one has not."""
@@ -142,10 +139,11 @@ class Numbers:
         return Numbers(pl.concat([self.table, left]), self.digests | digests, models, self.version)
 
     def moved(self, other: Numbers) -> list[str]:
-        """A line per row of `other` that is not ours, and per figure that left its interval here."""
+        """A line per row of `other` that is not ours, and per figure that left its interval here. Rows are those of the same traces: a capture
+        on another machine has other bits, so that its figures alone can be compared."""
         keys = ["cell", "context", "figure", "line", "at"]
-        mine = self.table.filter(pl.col("context").is_in(list(other.digests)))
-        both = mine.join(other.table, on=keys, how="full", suffix="_now", coalesce=True)
+        same = pl.col("context").is_in([c for c, digest in other.digests.items() if self.digests.get(c) == digest])
+        both = self.table.filter(same).join(other.table.filter(same), on=keys, how="full", suffix="_now", coalesce=True)
         far = pl.any_horizontal((pl.col(x) - pl.col(f"{x}_now")).abs() > CLOSE * (1 + pl.col(x).abs()) for x in ("top", "below"))
         gone = pl.any_horizontal(pl.col(x).is_null() for x in ("top", "top_now"))
         out = [
@@ -155,7 +153,9 @@ class Numbers:
         now = {f.cell: f for f in self.replaced(other).figures()}
         for f in self.figures():
             after = now[f.cell].frame().select(*KEY, "value")
-            left = f.frame().join(after, on=KEY, suffix="_now").filter(~pl.col("value_now").is_between("low", "high"))
+            room = ROUNDED * (1 + pl.col("value").abs())
+            inside = pl.col("value_now").is_between(pl.col("low") - room, pl.col("high") + room)
+            left = f.frame().join(after, on=KEY, suffix="_now").filter(~inside)
             out += [
                 f"{f.cell}: {r['figure']} / {r['line']} / {r['at']} left [{r['low']:.4g}, {r['high']:.4g}]: {r['value_now']:.4g}"
                 for r in left.to_dicts()
@@ -188,13 +188,15 @@ def measured_again(question: Question, say: Callable[[str], None] = lambda line:
 
 def part_of(question: Question, say: Callable[[str], None] = lambda line: None) -> list[Context]:
     """What `make analyses` measures again: the small part, and the first contexts of every cell that is captured here; those of another capture
-    than the kept numbers are named and left out."""
+    than the kept numbers' are named."""
     kept, part = question.kept.digests, [small()]
     for cell in question.cells:
-        there = [c for c in of_study(cell, 0) if c.trace.id in kept]
-        part += [c for c in there if kept[c.trace.id] == c.trace.sha256][: question.part]
-        for c in there if part[-1].cell != cell else ():
-            say(
-                f"{c.trace.id}: another trace than that of the kept numbers, so it is not measured again; all of the study: --write"
-            )
+        first = [c for c in of_study(cell, 0) if c.trace.id in kept][: question.part]
+        for c in first:
+            if kept[c.trace.id] != c.trace.sha256:
+                say(
+                    f"{c.trace.id}: another capture than that of the kept numbers, so not its rows are compared, but the figures that it leads "
+                    "to with their intervals"
+                )
+        part += first
     return part

@@ -156,13 +156,20 @@ def test_numbers_of_another_version_are_refused(tmp_path, monkeypatch):
         Numbers.read(tmp_path / "other.parquet")
 
 
-def test_another_trace_takes_no_place():
+def test_a_context_that_was_not_measured_takes_no_place():
     kept, one = numbers([0.1] * FEWEST), numbers([0.1])
     assert kept.replaced(one).table.equals(kept.table)
-    with pytest.raises(KvsimError, match=r"c0 .* is another trace than that of the kept numbers"):
-        kept.replaced(numbers([0.1], "other"))
-    with pytest.raises(KvsimError, match=r"c8 .* is not among the kept numbers"):
+    with pytest.raises(KvsimError, match=r"c8 is not among the kept numbers"):
         numbers([0.1] * FEWEST).replaced(numbers([0.1] * 9))
+
+
+def test_of_another_capture_figures_are_compared_and_not_rows():
+    kept = numbers([0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 0.4])
+    assert kept.moved(numbers([0.15], "other")) == []
+    [left] = kept.moved(numbers([0.9] * FEWEST, "other"))
+    assert left.startswith("a: answer: recall / quest /  left [")
+    assert numbers([1.0] * FEWEST).moved(numbers([1 - 1e-8] * FEWEST, "other")) == []
+    assert len(numbers([1.0] * FEWEST).moved(numbers([1 - 1e-5] * FEWEST, "other"))) == 1
 
 
 def test_rows_that_moved_and_figures_that_left_are_told():
@@ -215,7 +222,7 @@ def test_a_question_that_is_not_there(capsys):
     assert "no question 'boxs'; there are boxes" in capsys.readouterr().err
 
 
-def test_the_part_that_is_measured_again_is_of_the_same_traces(monkeypatch):
+def test_the_part_that_is_measured_again_says_where_traces_are_not_the_same(monkeypatch):
     def captured(cell, fewest):
         return [SimpleNamespace(cell=cell, trace=SimpleNamespace(id=f"c{i}", sha256=digest)) for i, digest in enumerate("de")]
 
@@ -224,8 +231,9 @@ def test_the_part_that_is_measured_again_is_of_the_same_traces(monkeypatch):
     same = SimpleNamespace(cells=("a",), part=1, kept=numbers([0.1, 0.2]))
     assert [c.trace.id for c in part_of(same, told.append)] == ["smollm2-needle", "c0"]
     other = SimpleNamespace(cells=("a",), part=1, kept=numbers([0.1, 0.2], "x"))
-    assert [c.trace.id for c in part_of(other, told.append)] == ["smollm2-needle"]
-    assert [line.split(",")[0] for line in told] == [f"c{i}: another trace than that of the kept numbers" for i in (0, 1)]
+    assert told == []
+    assert [c.trace.id for c in part_of(other, told.append)] == ["smollm2-needle", "c0"]
+    assert [line.split(",")[0] for line in told] == ["c0: another capture than that of the kept numbers"]
 
 
 def test_what_is_learned_is_learned_from_the_other_half():
