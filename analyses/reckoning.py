@@ -94,7 +94,8 @@ class Reckoning:
         sums = self.sums()
         figures = list(self.charts(sums))
         rows = [(s.where, s.said, s.told, s.number, s.verdict, s.why) for s in sums]
-        table = Table("Every number", ("where", "says", "published", "worked out", "verdict", "because"), rows, notes=self.notes)
+        columns = ("where", "says", "published", "worked out", "verdict", "because")
+        table = Table("Every number", columns, rows, notes=self.notes, words=("says", "because"))
         sections = [
             Section("Measurements", blocks=figures),
             Section("Number by number", blocks=[table]),

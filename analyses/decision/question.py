@@ -195,7 +195,8 @@ class Decision(Reckoning):
         made = choices()
         figures = list(self.charts([]))
         rows = [(c.branch.backend, _task(c), c.branch.budget, c.advice, c.evidence.split(" (")[0]) for c in made]
-        table = Table("Branches", ("backend", "task", "budget", "try", "because"), rows, notes=self.notes)
+        columns = ("backend", "task", "budget", "try", "because")
+        table = Table("Branches", columns, rows, notes=self.notes, words=columns)
         sections = [
             Section("Decide", blocks=[table]),
             Section("Evidence", blocks=figures),
@@ -211,7 +212,7 @@ def _task(choice: Choice) -> str:
 
 
 LOSES = {True: "attention on the evidence not read", False: "output error (relative L2)"}  # by whether there is evidence
-MOST = 280  # pixels of a panel
+MOST = 190  # pixels of a panel: three with their names fill a page
 
 
 def charts(every: Sequence[Sum]) -> list[Figure]:
@@ -247,12 +248,17 @@ def _panel(mine: pl.DataFrame) -> alt.LayerChart:
     order = mine.sort("lost")["policy"].to_list()
     y = alt.Y("policy:N", sort=order, title=None, axis=alt.Axis(labelLimit=180, minExtent=150))
     scale = alt.Scale(domain=[0, 1]) if shares else alt.Scale(zero=True)
-    x = alt.X("lost:Q", title=measure, scale=scale, axis=alt.Axis(format=".0%" if shares else "~g", tickCount=5))
+    x = alt.X(
+        "lost:Q",
+        title=measure,
+        scale=scale,
+        axis=alt.Axis(format=".0%", values=[0, 0.5, 1]) if shares else alt.Axis(format="~g", tickCount=4),
+    )
     tip = [alt.Tooltip("policy:N"), *(alt.Tooltip(f"{n}:Q", format=".3~g") for n in ("lost", "low", "high"))]
     base = alt.Chart(mine.drop("branch", "cell", "measure")).encode(y=y, tooltip=tip)
     bars = base.mark_rule(aria=False).encode(x=alt.X("low:Q", title=measure), x2="high:Q")
     points = base.mark_point(filled=True, size=60, opacity=1, color="#0072B2", aria=False).encode(x=x)
-    title = alt.Title(f"{TASKS[cell.split('/')[0]]} ({cell})", fontSize=11, fontWeight="normal", offset=8)
+    title = alt.Title(TASKS[cell.split("/")[0]], subtitle=cell, fontSize=12, fontWeight="normal", subtitleFontSize=11, offset=8)
     return layered(bars, points, width=MOST, height=26 * len(order), title=title)
 
 

@@ -47,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text; codes: one longer line under each row, in fixed width."""
+    """Rows of text; codes: one longer line under each row, in fixed width; words: columns of sentences, which wrap and stand left."""
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -55,6 +55,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     codes: Sequence[str] = ()
     notes: Sequence[str] = ()
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,13 @@ def test_what_a_reader_must_know_is_said(pages, case):
     )  # no table ranks by it
 
 
+def test_columns_of_words_are_told_apart():
+    table = html.Table("c", ("name", "number", "why"), [("a", "1", "a sentence")], words=("why",))
+    page = html.render("t", [], [html.Section("s", blocks=[table])])
+    assert '<th scope="row">a</th><td>1</td><td class="words">a sentence</td>' in page
+    assert '<th scope="col">number</th><th scope="col" class="words">why</th>' in page
+
+
 def test_the_page_says_what_it_is(hostile_page):
     assert "kvsim replayed 9 KV-cache policies on attention captured from a model" in words(hostile_page.read_text())
 
