@@ -16,6 +16,7 @@ from kvsim.report.html import Figure, Section, Table, write_page
 
 EQUAL, AT_MOST, AT_LEAST, MORE, OPEN_ENDED = "is", "is at most", "is at least", "is more than", "is left open"
 NEAR = 0.01  # "is" allows so much of the published number: it was printed rounded
+MANY = {HOLDS: "hold", NOT: "do not hold", UNTOLD: UNTOLD, OPEN: OPEN}  # verdicts of several
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Reckoning:
     def block(self) -> str:
         """What stands between the marks of the README: how many hold, and a row for each."""
         sums = self.sums()
-        counted = [f"{n} {word}" for word in (HOLDS, NOT, UNTOLD, OPEN) if (n := sum(s.verdict == word for s in sums))]
+        counted = [f"{n} {MANY[word] if n > 1 else word}" for word in MANY if (n := sum(s.verdict == word for s in sums))]
         rows = [f"| {s.where} | {s.said} | {s.told} | {s.number} | **{s.verdict}** | {s.why} |" for s in sums]
         head = "| where | says | published | worked out | verdict | because |\n|---|---|---|---|---|---|\n"
         return f"Of {len(sums)}: {', '.join(counted)}.\n\n" + head + "\n".join(rows) + f"\n\nCommand: `{self.command}`."
