@@ -188,6 +188,15 @@ CLAIMS = [
         so="at a step that looks at the evidence {} of the layers read something of it.",
         cells="answer",
     ),
+    Claim(
+        notes="the same: the first of them.",
+        of="first layer that reads something of the evidence, counted from 0",
+        number=lambda f: f("first layer", "quest", "any span"),
+        claimed=None,
+        so="the first that does is layer {}, on average.",
+        form=".1f",
+        cells="answer",
+    ),
 ]
 
 
