@@ -566,7 +566,9 @@ ERROR, MISSED = axis("output error (relative L2)", 0, form=".2f"), axis("mass on
 def _windows(frame: pl.DataFrame) -> object:
     mine = frame.filter(pl.col("line").is_in([TWO, THREE]))
     y = {"missed": MISSED, "output error": ERROR, "churn": axis("churn of the full tier", 0, form=".0%")}
-    return sweep(mine, y, "window (tokens)", styled([TWO, THREE]), "Windows crossed with tiers.", [str(n) for n in WINDOWS])
+    none = "counted over all cuts: beside forced text"
+    sizes = [str(n) for n in WINDOWS]
+    return sweep(mine, y, "window (tokens)", styled([TWO, THREE]), "Windows crossed with tiers.", sizes, none=none)
 
 
 def _mass(frame: pl.DataFrame) -> object:
