@@ -17,7 +17,7 @@ from pathlib import Path
 from analyses import words
 from analyses.contexts import ROOT, forget, of_paths
 from analyses.page import write
-from analyses.question import Numbers, Question, contexts_of, measured_again, part_of
+from analyses.question import Numbers, Question, contexts_of, measured_again, part_of, strayed
 from analyses.reckoning import Reckoning
 from kvsim.errors import KvsimError, WrongUse
 
@@ -63,7 +63,7 @@ def answer(q: Question, args: argparse.Namespace) -> int:
         readme.write_text(words.rewritten(readme.read_text("utf-8"), words.block(q, mine.figures())), encoding="utf-8")
     else:
         again = Numbers.measured(q, contexts_of(q, say) if args.whole else part_of(q, say), say)
-        mine, moved = q.kept, q.kept.moved(again)
+        mine, moved = q.kept, q.kept.moved(again) + strayed(q, again)
         if words.block(q, mine.figures()) not in (q.folder / "README.md").read_text("utf-8"):
             moved.append(f"{q.folder / 'README.md'} does not say what numbers.parquet says; {q.command} --words")
     out = args.out or ROOT / "build" / f"{q.name}.html"

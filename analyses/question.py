@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 import kvsim
 from analyses.contexts import ROOT, Context, of_study, small
-from analyses.figures import KEY, SCHEMA, Claim, Figures, by_cell
+from analyses.figures import KEY, SCHEMA, Claim, Figures, by_cell, judge
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
 from kvsim.report.html import Figure
@@ -24,7 +24,7 @@ SHORT = ("needle/short/smollm2", "reversal/short/smollm2", "plain/short/smollm2"
 WIDE = "needle/short/gemma3"  # keys of 256 channels, one kv head, most layers with a window
 LONG = "needle/long/smollm2"
 Tabled = tuple[list[str], list[list[str]], list[str]]
-ROUNDED = 1e-6  # so far a figure may lie beside its interval, of 1 + its size: that of a number without spread has no width
+ROUNDED = 1e-6  # so far a claim's number of another capture may lie beside its interval, of 1 + its size: without spread it has no width
 CLOSE = 1e-4  # a row measured again is the same up to so much of 1 + its size: other BLAS builds round otherwise
 
 
@@ -120,6 +120,11 @@ class Numbers:
         """Of the cells that may carry a finding; few: of those that have too few contexts, too."""
         return [f for f in by_cell(self.table) if few or len(f.contexts) >= FEWEST]
 
+    def of(self, contexts: Sequence[str]) -> Numbers:
+        """Those of some contexts."""
+        digests = {c: self.digests[c] for c in contexts}
+        return Numbers(self.table.filter(pl.col("context").is_in(list(contexts))), digests, self.models, self.version)
+
     def replaced(self, other: Numbers) -> Numbers:
         """With another measurement of some contexts in place of ours. Raises KvsimError for a context that we have not."""
         if strange := [c for c in other.digests if c not in self.digests]:
@@ -139,11 +144,11 @@ class Numbers:
         return Numbers(pl.concat([self.table, left]), self.digests | digests, models, self.version)
 
     def moved(self, other: Numbers) -> list[str]:
-        """A line per row of `other` that is not ours, and per figure that left its interval here. Rows are those of the same traces: a capture
-        on another machine has other bits, so that its figures alone can be compared."""
+        """A line per row of `other` that is not ours, and per figure that left its interval here; of the same traces (see `strayed`)."""
         keys = ["cell", "context", "figure", "line", "at"]
-        same = pl.col("context").is_in([c for c, digest in other.digests.items() if self.digests.get(c) == digest])
-        both = self.table.filter(same).join(other.table.filter(same), on=keys, how="full", suffix="_now", coalesce=True)
+        other = other.of([c for c, digest in other.digests.items() if self.digests.get(c) == digest])
+        same = pl.col("context").is_in(list(other.digests))
+        both = self.table.filter(same).join(other.table, on=keys, how="full", suffix="_now", coalesce=True)
         far = pl.any_horizontal((pl.col(x) - pl.col(f"{x}_now")).abs() > CLOSE * (1 + pl.col(x).abs()) for x in ("top", "below"))
         gone = pl.any_horizontal(pl.col(x).is_null() for x in ("top", "top_now"))
         out = [
@@ -153,9 +158,7 @@ class Numbers:
         now = {f.cell: f for f in self.replaced(other).figures()}
         for f in self.figures():
             after = now[f.cell].frame().select(*KEY, "value")
-            room = ROUNDED * (1 + pl.col("value").abs())
-            inside = pl.col("value_now").is_between(pl.col("low") - room, pl.col("high") + room)
-            left = f.frame().join(after, on=KEY, suffix="_now").filter(~inside)
+            left = f.frame().join(after, on=KEY, suffix="_now").filter(~pl.col("value_now").is_between("low", "high"))
             out += [
                 f"{f.cell}: {r['figure']} / {r['line']} / {r['at']} left [{r['low']:.4g}, {r['high']:.4g}]: {r['value_now']:.4g}"
                 for r in left.to_dicts()
@@ -166,6 +169,24 @@ class Numbers:
 def _of(row: dict[str, Any], suffix: str) -> str:
     top, below = row[f"top{suffix}"], row[f"below{suffix}"]
     return "not there" if top is None else f"{top / below:.6g}" if below else "empty"
+
+
+def strayed(question: Question, now: Numbers) -> list[str]:
+    """A line per claim whose number leaves its interval with contexts of another capture in place of ours. A capture on another machine has
+    other bits, so neither its rows are ours nor what counts a few rare events; what a claim stands by must be."""
+    kept = question.kept
+    other = now.of([c for c, digest in now.digests.items() if kept.digests.get(c) != digest])
+    if not other.digests:
+        return []
+    cells = [f for f in kept.replaced(other).figures() if f.cell in set(other.table["cell"])]
+    out = []
+    for claim in question.claims:
+        ours = {v.cell: v for v in judge(claim, kept.figures())}
+        for v in judge(claim, [f for f in cells if f.cell in ours]):
+            was, room = ours[v.cell], ROUNDED * (1 + abs(v.value))
+            if was.low is not None and was.high is not None and not was.low - room <= v.value <= was.high + room:
+                out.append(f"{v.cell}: {claim.of} left [{was.low:{claim.form}}, {was.high:{claim.form}}]: {v.value:{claim.form}}")
+    return out
 
 
 def contexts_of(question: Question, say: Callable[[str], None] = lambda line: None) -> list[Context]:
@@ -195,8 +216,8 @@ def part_of(question: Question, say: Callable[[str], None] = lambda line: None) 
         for c in first:
             if kept[c.trace.id] != c.trace.sha256:
                 say(
-                    f"{c.trace.id}: another capture than that of the kept numbers, so not its rows are compared, but the figures that it leads "
-                    "to with their intervals"
+                    f"{c.trace.id}: another capture than that of the kept numbers, so not its rows are compared, but the claims' numbers that "
+                    "it leads to with their intervals"
                 )
         part += first
     return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from analyses.figures import (
     share,
     told,
 )
-from analyses.question import Numbers, measured_again, part_of
+from analyses.question import Numbers, measured_again, part_of, strayed
 from kvsim.errors import KvsimError
 from kvsim.metrics.interval import FEWEST
 
@@ -163,13 +164,19 @@ def test_a_context_that_was_not_measured_takes_no_place():
         numbers([0.1] * FEWEST).replaced(numbers([0.1] * 9))
 
 
-def test_of_another_capture_figures_are_compared_and_not_rows():
+def test_of_another_capture_claims_are_compared_and_not_rows():
     kept = numbers([0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 0.4])
-    assert kept.moved(numbers([0.15], "other")) == []
-    [left] = kept.moved(numbers([0.9] * FEWEST, "other"))
-    assert left.startswith("a: answer: recall / quest /  left [")
-    assert numbers([1.0] * FEWEST).moved(numbers([1 - 1e-8] * FEWEST, "other")) == []
-    assert len(numbers([1.0] * FEWEST).moved(numbers([1 - 1e-5] * FEWEST, "other"))) == 1
+    asked = SimpleNamespace(kept=kept, claims=[claim(form=".2f")])
+    assert strayed(asked, numbers([0.9], "d")) == []  # the same trace: its rows are what is compared
+    assert kept.moved(numbers([0.9], "other")) == strayed(asked, numbers([0.15], "other")) == []
+    [left] = strayed(asked, numbers([0.9] * FEWEST, "other"))
+    assert re.fullmatch(r"a: answer: the number left \[0\.\d\d, 0\.\d\d\]: 0\.90", left)
+
+
+def test_a_number_without_spread_may_be_rounded_otherwise():
+    asked = SimpleNamespace(kept=numbers([1.0] * FEWEST), claims=[claim()])
+    assert strayed(asked, numbers([1 - 1e-8] * FEWEST, "other")) == []
+    assert len(strayed(asked, numbers([1 - 1e-5] * FEWEST, "other"))) == 1
 
 
 def test_rows_that_moved_and_figures_that_left_are_told():
