@@ -28,7 +28,7 @@ POOLS = {
     "heavy": f"h2o(hold=share({SLOTS}), recent=0)",
     "heavy + recent": f"h2o(hold=share({SLOTS}))",
     "heavy + recent + sinks": f"pools(hold=share({SLOTS}))",
-    "and the evidence": f"pools(hold=share({SLOTS}), pinned='evidence')",
+    "all three + evidence": f"pools(hold=share({SLOTS}), pinned='evidence')",
     "oracle": f"oracle_keep(hold=share({SLOTS}))",
     "random": f"random_keep(hold=share({SLOTS}))",
 }
@@ -161,7 +161,7 @@ CLAIMS = [
         notes="anchors that the task names can have slots of their own (on reading and evicting, 5).",
         of="part of the attention on the evidence that is read with slots for it, less that without",
         number=lambda f: (
-            f("evidence recall", "and the evidence", "pools") - f("evidence recall", "heavy + recent + sinks", "pools")
+            f("evidence recall", "all three + evidence", "pools") - f("evidence recall", "heavy + recent + sinks", "pools")
         ),
         claimed=at_least(0),
         so="with its own slots {} more of the attention on the evidence is read.",
@@ -180,7 +180,8 @@ def _mass(frame: pl.DataFrame) -> object:
 
 def _error(frame: pl.DataFrame) -> object:
     y = {"error added": axis("output error added (relative L2)", form=".2f")}
-    return sweep(frame, y, "added by", styled(list(EXPLAINED)), "Output error added by level.", PARTS, joined=False)
+    both = [s for s in styled(list(KEEPS)) if s.policy in EXPLAINED]  # as in the chart above
+    return sweep(frame, y, "added by", both, "Output error added by level.", PARTS, joined=False)
 
 
 def _pools(frame: pl.DataFrame) -> object:
@@ -190,7 +191,8 @@ def _pools(frame: pl.DataFrame) -> object:
         "output error": axis("output error (relative L2)", log=True),
         "evidence recall": axis("attention on the evidence read", 0, 1, ".0%"),
     }
-    return sweep(mine, y, "who has the slots", styled(["slots"]), "Ways to spend the same slots.", list(POOLS), joined=False)
+    none, said = "hardly any attention on the evidence", "Ways to spend the same slots."
+    return sweep(mine, y, "who has the slots", styled(["slots"]), said, list(POOLS), none=none, joined=False)
 
 
 QUESTION = Question(
@@ -208,7 +210,7 @@ QUESTION = Question(
         Chart(
             "error",
             "And which adds the error?",
-            f"{LOST} A level may take error away: `budget` is the oracle's error. Not drawn: full attention.",
+            f"{LOST} A level may take error away: budget is the oracle's error. Not drawn: full attention.",
             ["error added"],
             _error,
         ),
