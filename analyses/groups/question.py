@@ -103,7 +103,7 @@ CLAIMS = [
         number=over(SPLIT, MAX, "worst head's mass recall"),
         claimed=at_least(0),
         so="a private page each helps the worst head: {}.",
-        form="+.1%",
+        form="+.2%",
         if_not="a private page each does not help the worst head ({}).",
     ),
 ]
