@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from analyses.contexts import Context
-from analyses.figures import Claim, at_least, at_most, mean, rows
+from analyses.figures import Claim, at_least, at_most, mean, rows, share
 from analyses.measures import billed, doubling, lost
 from analyses.panels import axis, styled, sweep
 from analyses.question import LONG, SHORT, Chart, Question
@@ -30,6 +30,10 @@ KEPT = {
     "quest, once": "quest(read=tokens(128), refresh='never')",
 }
 ANEW, ONCE = "quest, ranked anew", "quest, once"
+RANKED = {"quest": "quest(read=tokens(128))", "oracle": "oracle(read=tokens(128))"}
+PAGE, ANCHOR = 16, 0.9  # tokens; of the steps of a role: a page that so many of them read is an anchor
+TURNED, ANCHORED = "pages not read before", "reads of anchors"
+LATER = 64  # steps
 
 
 def measure(context: Context) -> pl.DataFrame:
@@ -46,6 +50,7 @@ def measure(context: Context) -> pl.DataFrame:
             aged(heads),
             lost(heads, at=pl.lit("all ages")),
             rows(late, {"mass on evicted tokens": mean("mass_evicted")}, pl.lit("h2o")),
+            turned(context),
         ]
     )
 
@@ -56,6 +61,27 @@ def aged(heads: pl.DataFrame) -> pl.DataFrame:
     old = heads.with_columns(at=doubling(age))
     named = pl.concat([lost(old), rows(old, {"tokens read": mean("read_tokens")})])
     return named.with_columns(figure=pl.format("{} by age", "figure"))
+
+
+def turned(context: Context) -> pl.DataFrame:
+    """Rows of how the pages that are read change: of a step's that were there so many steps before, those that were not read then; and of
+    all reads in a role, those of pages that nearly every step of it reads. Pages that every step must read are left out."""
+    run = context.replay(RANKED, plans=True)
+    of = ["request", "policy", "layer", "q_head"]
+    each = run("plans").select("role", *of, "step", pages=pl.col("pages").list.set_difference("forced"))
+    prompt = pl.col("request").replace_strict({r.id: r.prompt for r in context.trace.requests}, return_dtype=pl.Int64)
+    pairs = each.join(each.drop("role"), on=of, suffix="_before", maintain_order="left_right").filter(
+        pl.col("step") > pl.col("step_before")
+    )
+    pairs = pairs.explode("pages").filter(pl.col("pages") < (prompt + pl.col("step_before")) // PAGE)
+    moved = pairs.with_columns(
+        at=doubling(pl.col("step").cast(pl.Int64) - pl.col("step_before")), new=~pl.col("pages").is_in(pl.col("pages_before"))
+    )
+    steps = each.group_by("role", *of).agg(steps=pl.col("step").n_unique())
+    often = each.explode("pages").drop_nulls("pages").group_by("role", *of, "pages").agg(reads=pl.len().cast(pl.Int64))
+    often = often.join(steps, on=["role", *of]).sort("role", *of, "pages")
+    anchored = pl.col("reads") * (pl.col("reads") >= ANCHOR * pl.col("steps"))
+    return pl.concat([rows(moved, {TURNED: mean("new")}), rows(often, {ANCHORED: share(anchored, "reads")}, at=pl.lit(""))])
 
 
 def over(figure: str, one: str, other: str) -> Any:
@@ -147,6 +173,22 @@ CLAIMS = [
         if_not="it does not lose the evidence ({}).",
         cells="answer",
     ),
+    Claim(
+        notes="how fast candidates turn over is not said.",
+        of=f"of the pages that quest reads and that were there {LATER} to {2 * LATER - 1} steps before, those that it did not read then",
+        number=lambda f: f(TURNED, "quest", LATER),
+        claimed=None,
+        so=f"{{}} of the pages that quest reads it did not read {LATER} to {2 * LATER - 1} steps before.",
+        form=".0%",
+    ),
+    Claim(
+        notes="nor how many of them are anchors, which every query wants.",
+        of=f"of the pages that quest reads, those that it reads at {ANCHOR:.0%} of the role's steps or more",
+        number=lambda f: f(ANCHORED, "quest"),
+        claimed=None,
+        so="{} of what it reads are pages that nearly every step reads.",
+        form=".0%",
+    ),
 ]
 
 
@@ -182,6 +224,12 @@ def _gone(frame: pl.DataFrame) -> object:
     return sweep(frame, y, "quarter of the steps", styled(["h2o"]), "Mass on evicted tokens over time.", ["1", "2", "3", "4"])
 
 
+def _turned(frame: pl.DataFrame) -> object:
+    y = {TURNED: axis("pages read, not read so many steps before", 0, 1, ".0%")}
+    places = sorted(frame["at"].unique(), key=int)
+    return sweep(frame, y, "steps before (from)", styled(list(RANKED)), "How fast the pages that are read turn over.", places)
+
+
 NOTHING = "hardly any attention on the evidence"
 ALSO = "Not drawn: full attention, all of the bytes, all of the mass and no error."
 QUESTION = Question(
@@ -209,6 +257,14 @@ QUESTION = Question(
             "Nor the oracle, which ranks at every step.",
             [f"{x} by age" for x in ("mass recall", "output error", "evidence recall", "tokens read")],
             _age,
+        ),
+        Chart(
+            "turned",
+            "How fast do the pages that are read turn over?",
+            "128 tokens, ranked at every step; of pages that were there at both steps. Steps before an answer may lie in the text before it. "
+            "The oracle of reading ranks by true mass. Not drawn: full attention, which always reads all of them.",
+            [TURNED],
+            _turned,
         ),
         Chart(
             "gone",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 import pytest
 
 from analyses.layers.question import allotted, pages_for
 from analyses.measures import at_bytes, billed, lost
-from analyses.reading.question import aged
+from analyses.reading.question import ANCHORED, TURNED, aged, turned
 
 AT = {"role": "answer", "policy": "quest", "request": 0, "layer": 0}
 NOTHING = dict.fromkeys(("meta_bytes", "score_bytes", "host_read_bytes", "ssd_read_bytes"), 0)
@@ -73,6 +75,15 @@ def test_ages_are_steps_since_the_last_ranking():
     assert mass["at"].to_list() == ["0", "1", "2", "4", "8"]
     of = [[s for s in steps if s % 16 in ages] for ages in ({0}, {1}, {2, 3}, range(4, 8), range(8, 16))]
     assert (mass["top"] / mass["below"]).to_list() == pytest.approx([np.mean(s) / 100 for s in of])
+
+
+def test_pages_turn_over_between_steps():
+    """Four pages are there at first. Page 1 is read at steps 0, 1 and 3; page 5 began after both steps that came before its own."""
+    plans = {"q_head": 0, "step": [0, 1, 3], "pages": [[0, 1], [1, 2], [1, 5, 9]], "forced": [[], [], [9]]}
+    trace = SimpleNamespace(requests=[SimpleNamespace(id=0, prompt=64)])
+    got = turned(SimpleNamespace(trace=trace, replay=lambda policies, **how: Given(plans=plans)))
+    found = {(r["figure"], r["at"]): (r["top"], r["below"]) for r in got.to_dicts()}
+    assert found == {(TURNED, "1"): (1, 2), (TURNED, "2"): (0, 2), (ANCHORED, ""): (3, 6)}
 
 
 def test_pages_needed_are_the_fewest_with_the_mass():
