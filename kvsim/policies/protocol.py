@@ -48,6 +48,8 @@ from kvsim.units import Budget, Hold, tokens
 
 GONE, CODED, FULL = 0, 1, 2
 HOST, SSD = 3, 4  # coded, and not on the device
+LARGEST_PAGE = 2**15 - 1  # tokens; as much as the column page_size of plans holds
+PAGE_SIZES = f"a page size of 1 to {LARGEST_PAGE} tokens"
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -386,7 +388,7 @@ class Read(Part):
     shards = None
 
     def __post_init__(self) -> None:
-        expect(self, "page", self.page >= 1, "a page size of 1 token or more")
+        expect(self, "page", 1 <= self.page <= LARGEST_PAGE, PAGE_SIZES)
         expect(self, "page", self.page == 1 or INDEX not in self.needs, "1 with a learned indexer, which scores tokens")
         expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
         expect(self, "recent", self.recent >= 0, "0 tokens or more")

@@ -45,7 +45,12 @@ class defensivekv(Keep):
 
     def __post_init__(self) -> None:
         expect(self, "window", self.window >= 1, "1 prompt query or more")
-        expect(self, "kernel", self.kernel >= 1 and self.kernel % 2 == 1, "an odd number of tokens, so that pooling is centred")
+        expect(
+            self,
+            "kernel",
+            1 <= self.kernel <= 9999 and self.kernel % 2 == 1,
+            "an odd number of tokens up to 9999, so that pooling is centred",
+        )
         expect(self, "cover", 0 <= self.cover <= 1, "a part of the attention, 0 to 1")
         super().__post_init__()
 

@@ -32,7 +32,7 @@ class expected_attention(Keep):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "sinks", self.sinks >= 0, "0 tokens or more")
-        expect(self, "future", self.future >= 1, "1 position or more")
+        expect(self, "future", 1 <= self.future <= 2**16, f"1 to {2**16} positions")
         expect(self, "epsilon", self.epsilon >= 0, "0 or more")
 
     @property

@@ -43,7 +43,12 @@ class r_kv(Keep):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "window", self.window >= 1, "1 query or more")
-        expect(self, "kernel", self.kernel >= 1 and self.kernel % 2 == 1, "an odd number of tokens, so that pooling is centred")
+        expect(
+            self,
+            "kernel",
+            1 <= self.kernel <= 9999 and self.kernel % 2 == 1,
+            "an odd number of tokens up to 9999, so that pooling is centred",
+        )
         expect(self, "mix", 0 <= self.mix <= 1, "the part of attention, 0 to 1")
         expect(self, "similar", -1 <= self.similar <= 1, "a cosine, -1 to 1")
         expect(self, "period", self.period >= self.window, f"at least the {self.window} steps of its window")

@@ -32,7 +32,12 @@ class snapkv(Keep):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "window", self.window >= 1, "1 prompt query or more")
-        expect(self, "kernel", self.kernel >= 1 and self.kernel % 2 == 1, "an odd number of tokens, so that pooling is centred")
+        expect(
+            self,
+            "kernel",
+            1 <= self.kernel <= 9999 and self.kernel % 2 == 1,
+            "an odd number of tokens up to 9999, so that pooling is centred",
+        )
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvsim.policies.protocol import Forced, Part, expect
+from kvsim.policies.protocol import LARGEST_PAGE, PAGE_SIZES, Forced, Part, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class everything(Part):
     tile: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        expect(self, "page", self.page is None or self.page >= 1, "a page size of 1 token or more")
+        expect(self, "page", self.page is None or 1 <= self.page <= LARGEST_PAGE, PAGE_SIZES)
 
     read = None
     index = None
