@@ -61,7 +61,9 @@ def draw() -> None:
     dots = base.mark_point(filled=True, size=60).encode(
         x=alt.X("part:Q", title="measured / asked (1: met; log)", scale=alt.Scale(type="log")),
         y=alt.Y("gate:N", title=None, sort=order, axis=alt.Axis(labelLimit=420)),
-        color=alt.Color("run:N", title="commit and machine", scale=alt.Scale(scheme="viridis"), sort=None),
+        color=alt.Color(
+            "run:N", title="commit and machine", scale=alt.Scale(scheme="viridis"), sort=None, legend=alt.Legend(labelLimit=420)
+        ),
         shape=alt.Shape("run:N", sort=None),
         tooltip=["gate", "run", "measured", "asked"],
     )
