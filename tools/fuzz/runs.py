@@ -105,6 +105,19 @@ def page(root: Path) -> dict[str, Any]:
     return {"run": run, "plain": _elements(render("t", ["lead"], sections(run), [p.id for p in run.policies]))}
 
 
+LEADING = (
+    "href",
+    "xlink:href",
+    "src",
+    "srcdoc",
+    "action",
+    "formaction",
+    "data",
+    "poster",
+    "background",
+)  # elsewhere a value is a text
+
+
 class _Tags(HTMLParser):
     """What a browser would take for elements that run or fetch."""
 
@@ -113,7 +126,8 @@ class _Tags(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        odd = [name for name, value in attrs if name.startswith("on") or (value or "").strip().lower().startswith("javascript:")]
+        leads = [name for name, value in attrs if name in LEADING and (value or "").strip().lower().startswith("javascript:")]
+        odd = leads + [name for name, _ in attrs if name.startswith("on")]
         if tag in ("script", "iframe", "object", "embed", "base", "meta", "link", "img", "form") or odd:
             self.found.append(tag + "".join(sorted(odd)))
 
