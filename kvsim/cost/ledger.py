@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from kvsim.cost.launches import TABLE, Kernels, score_factors
+from kvsim.cost.plain import NUMBER
 from kvsim.errors import BadTrace, WrongUse
 
 STEP = ("policy", "request", "at")  # `at` is the decode step; `step` numbers these
@@ -117,6 +118,7 @@ def _by_layer(ledger: pl.LazyFrame, events: pl.LazyFrame, layers: pl.DataFrame) 
         visible=pl.col("visible_tokens").max(),
         whole=whole,
         page_rows=(pl.col("page_bytes") / pl.col("read_pages")).max(),
+        indexed=(pl.col("index_resident_bytes") > 0).sum(),
     )
     cuts = events.group_by(unit).agg(
         cut=pl.sum_horizontal("promoted", "demoted", "evicted").sum() > 0, state_bytes=pl.col("state_bytes").sum()
@@ -132,16 +134,16 @@ def _by_layer(ledger: pl.LazyFrame, events: pl.LazyFrame, layers: pl.DataFrame) 
 
 # ------------------------------------------------------------------------------------------------ which layers stand for which
 def _weights(forms: dict[str, str], layers: pl.DataFrame, replayed: list[int]) -> tuple[pl.DataFrame, list[str]]:
-    """policy, layer, reads_all, page, by_rule, stands: how many of the model's layers a replayed one stands for.
+    """policy, layer, reads_all, page, learned, by_rule, stands: how many of the model's layers a replayed one stands for.
 
-    forms: policies as text {id: form}, which says the page size and which layers are read whole. by_rule: it stands for layers that
-    dense_layers=n reads whole, none of which was replayed; what they hold is what it holds."""
+    forms: policies as text {id: form}, which says the page size, which layers are read whole, and whether the model's own indexer ranks.
+    by_rule: it stands for layers that dense_layers=n reads whole, none of which was replayed; what they hold is what it holds."""
     kinds = {r["layer"]: tuple(r[k] for k in KIND) for r in layers.iter_rows(named=True)}
     found: list[dict[str, Any]] = []
     for policy, form in sorted(forms.items()):
         dense = max(map(int, re.findall(r"dense_layers=(\d+)", form)), default=0)
         sizes = set(map(int, re.findall(r"\bpage=(\d+)", form)))
-        same = {"policy": policy, "page": sizes.pop() if len(sizes) == 1 else None}
+        same = {"policy": policy, "page": sizes.pop() if len(sizes) == 1 else None, "learned": bool(re.search(r"\bdsa\(", form))}
         of = {layer: (kind, layer < dense) for layer, kind in kinds.items()}
         model, here = Counter(of.values()), Counter(of[n] for n in replayed)
         found += [
@@ -161,6 +163,7 @@ def _weights(forms: dict[str, str], layers: pl.DataFrame, replayed: list[int]) -
         "policy": pl.String,
         "layer": pl.Int16,
         "page": pl.Int64,
+        "learned": pl.Boolean,
         "by_rule": pl.Boolean,
         "reads_all": pl.Boolean,
         "stands": pl.Float64,
@@ -233,6 +236,13 @@ def _score_bytes(how: Kernels) -> pl.Expr:
     return (factors[0] * key + factors[1] * (rows - key) + factors[2] * pl.col("score_bytes")).cast(pl.Int64)
 
 
+def _score_lists() -> pl.Expr:
+    """Lists of scores that are ranked in a layer: one a query head, also where a group has one set, which is of the best, or the mean, of its
+    heads' lists; a single one for an index of the whole layer, which is billed on its first kv head. Of one kv head only the text tells."""
+    for_layer = (pl.col("indexed") == 1) & ((pl.col("kv_heads") > 1) | pl.col("learned"))
+    return pl.when(for_layer).then(1).otherwise(pl.col("q_heads"))
+
+
 CLASSES = (
     "dense_attn", "gather_attn", "page_scan", "topk", "summary_update", "dequant", "scores", "routing", "tier_move", "host_fetch",
     "ssd_fetch", "collective",
@@ -251,7 +261,7 @@ def _launches(rows: pl.DataFrame, cls: str, how: Kernels) -> pl.DataFrame:
         "dense_attn": (pl.col("whole"), _attention_bytes(how), None),
         "gather_attn": (~pl.col("whole"), _attention_bytes(how), pl.col("pages")),
         "page_scan": (ranked, pl.col("index_bytes"), exist),
-        "topk": (ranked, (exist * pl.col("q_heads") * 4).cast(pl.Int64), exist),
+        "topk": (ranked, (exist * _score_lists() * NUMBER).cast(pl.Int64), exist),
         "summary_update": (summarised > 0, summarised, None),
         "dequant": ((pl.col("quant_tokens") > 0) & (how.dequant == "separate"), _decoded_bytes(), None),
         "scores": ((pl.col("score_bytes") > 0) & at_score, _score_bytes(how), None),

@@ -13,6 +13,7 @@ from kvsim.cost.plain import Fixed, padding, resident_bytes, step
 from kvsim.errors import BadTrace, WrongUse
 from kvsim.metrics.run import open_run
 from kvsim.replay.run import replay
+from kvsim.synth.generate import synthesize
 from kvsim.units import share, tokens
 from tests.cost.runs import CHAIN, GQA, POLICIES
 
@@ -60,6 +61,18 @@ def test_behind_an_eviction_pages_straddle_and_are_summarised_again(run):
     assert told.keys() == seen.keys()
     assert told["gather_attn"] == seen["gather_attn"]
     assert all(told[cls] <= seen[cls] for cls in told)  # a budget alone cannot know where the holes are
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(4, 2), (4, 1), (2, 2)])
+def test_a_learned_index_is_ranked_once_for_the_layer_and_pages_for_every_query_head(tmp_path, q_heads, kv_heads):
+    trace = synthesize(tmp_path / "trace", layers=2, q_heads=q_heads, kv_heads=kv_heads, prompt=40, steps=3, index_heads=2)
+    run = open_run(
+        replay(trace, ["dsa(read=tokens(8))", "quest(read=tokens(8), page=4, heads='max')"], tmp_path / "run", workers=1).path
+    )
+    steps, found = launches(run, Kernels())
+    ranked = steps.join(found.filter(pl.col("class") == "topk"), on="step").sort("policy", "at")
+    visible = [41, 42, 43]
+    assert ranked["bytes"].to_list() == [n * 2 * 4 for n in visible] + [-(-n // 4) * 2 * q_heads * 4 for n in visible]
 
 
 def test_replayed_layers_stand_for_the_others(run, tmp_path):
