@@ -49,7 +49,8 @@ class Asked:
 
 def whatif(model: CostModel, heads: Geometry, asked: Asked) -> list[dict[str, Any]]:
     """One row a variant, shape and policy: step_us, overlap_us, low, high (µs), grade, binding, parts (µs by class), detail (all of
-    price.parts), resident_bytes, and speedup over full() with its interval.
+    price.parts), resident_bytes, union (pages that a group reads over those of one head), union_assumed (nobody said it), and speedup over
+    full() with its interval.
 
     Raises WrongUse for a policy without a fixed budget, a model of other heads, a batch that does not fit in memory."""
     split = split_heads(heads, asked.devices)
@@ -116,6 +117,7 @@ def _of_variant(
     return [
         _row(prices.rest, lengths, policy, told[i], found.filter(step=i), ratios[i])
         | {"resident_bytes": resident_bytes(policy, split, lengths), "asked": asked.policies[i % len(policies) - 1]}
+        | {"union": policy.union, "union_assumed": asked.union is None and policy.union > 1}
         for i, (lengths, policy) in enumerate(cases)
         if i % len(policies)
     ]
@@ -171,7 +173,18 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
         said.append(
             f"no time is known for {', '.join(missing)}: steps are floors; measure them, or say --weights for the rest of a step"
         )
-    return said
+    return said + assumed(rows)
+
+
+def assumed(rows: list[dict[str, Any]]) -> list[str]:
+    """A line when query heads that choose for themselves were taken to share no page."""
+    most = max((r["union"] for r in rows if r["union_assumed"]), default=None)
+    if most is None:
+        return []
+    return [
+        f"query heads of a group are taken to share no page: together they read {most:g} times the pages of one, as far as there are pages; a"
+        " replay with heads='each' measures it (kvsim report: read per KV head over read per query head), --union-factor says it"
+    ]
 
 
 def _at_least(row: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from kvsim.cost.plain import Fixed, step
 from kvsim.cost.price import parts, steps
 from kvsim.cost.prices import priced_for
 from kvsim.cost.samples import frame
-from kvsim.cost.whatif import Asked, split_heads, whatif
+from kvsim.cost.whatif import Asked, assumed, split_heads, whatif
 from kvsim.errors import BadProfile, WrongUse
 from kvsim.units import tokens
 from tests.cost.made import samples
@@ -196,6 +196,19 @@ def test_a_bandwidth_that_no_shape_tells_is_said_and_lent_to_nobody():
 
 
 # ------------------------------------------------------------------------------------------------ what-ifs
+def test_a_union_that_nobody_measured_is_said():
+    model, own, one = (
+        made(linear("dense_attn", 10, 3000), rest(100)),
+        "quest(read=share(0.33))",
+        "quest(read=share(0.33), heads='max')",
+    )
+    [said] = assumed(whatif(model, LLAMA3, Asked(["full()", own, one], [32768], [8])))
+    assert "together they read 4 times the pages of one" in said
+    assert "--union-factor" in said
+    assert assumed(whatif(model, LLAMA3, Asked(["full()", own], [32768], [8], union=2.0))) == []
+    assert assumed(whatif(model, LLAMA3, Asked(["full()", one], [32768], [8]))) == []
+
+
 def test_the_six_published_bars(bars):
     """One rest of the step for each weight format and one bandwidth: three numbers through six bars."""
     rests = {f.key["variant"]: f.coefficients["launch"] for f in bars.fits}
