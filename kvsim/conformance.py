@@ -16,6 +16,7 @@ from kvsim.engine.source import Source
 from kvsim.errors import KvsimError, WrongUse
 from kvsim.geometry import FUTURE, Indexer, Layer, QueryStats, Request
 from kvsim.policies import allocate
+from kvsim.policies.blame import told
 from kvsim.policies.language import complete, parse
 from kvsim.policies.protocol import Chain, Part
 from kvsim.units import READ_UNITS, pages
@@ -41,7 +42,7 @@ def check_policy(policy: str | Part | Chain) -> list[str]:
         except KvsimError as e:
             said = str(e)
         except Exception as e:  # whatever a policy does wrong is a finding, with its own words
-            said = f"{type(e).__name__}: {e}"
+            said = told(e)
         if said and said not in [f.partition(": ")[2] for f in found]:
             found.append(f"{name}: {said}")
     return found

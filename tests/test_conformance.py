@@ -10,6 +10,7 @@ import pytest
 
 from kvsim import cli, conformance, kivi, replay
 from kvsim.conformance import check_policy
+from kvsim.geometry import KEY_NORM
 from kvsim.policies import names
 from kvsim.policies.language import canonical, load_file, parse
 from kvsim.policies.protocol import ATTENTION, PREFILL_MASS, TRUTH, Keep, Ranking, Read, State, Store
@@ -422,6 +423,54 @@ def test_one_file_is_all_that_two_policies_need(dropped, tmp_path):
     assert held["held_tokens"].to_list() == [14] * len(held)
     assert set(held["read_pages"]) <= {2, 3, 4}  # two pages for each head of a group
     assert held["index_bytes"].min() > 0
+
+
+WRONG = """
+from dataclasses import dataclass
+
+from kvsim.policies.protocol import Keep, Ranking, State
+from kvsim.units import Hold
+
+@dataclass(frozen=True, kw_only=True)
+class wrong(Keep):
+    hold: Hold
+
+    def start(self, prefix, seen):
+        return State(), None
+
+    def step(self, state, seen):
+        return Ranking(-seen.key_norm)
+"""
+
+
+def test_a_need_that_was_forgotten_is_named_with_its_line(dropped, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    load_file(tmp_path / "wrong.py")
+    said = "wrong (wrong.py, line 15): TypeError: bad operand type for unary -: 'NoneType'"
+    says(
+        parse("wrong(hold=tokens(24))"),
+        "small",
+        f"{said}; seen.key_norm is None because it is not declared: add KEY_NORM to needs",
+    )
+    says(
+        read(lambda self, view: view.truth("mass")), "small", "view.truth is None because it is not declared: add TRUTH to needs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("needs", "step", "said"),
+    [
+        ((), lambda self, state, seen: (seen.key_norm, seen.pos.nothing), "has no attribute 'nothing'"),
+        ((KEY_NORM,), lambda self, state, seen: seen.key_norm + None, "'NoneType'"),
+        ((), lambda self, state, seen: seen.pos + None, "'NoneType'"),
+    ],
+    ids=["no_none", "declared", "not_looked_at"],
+)
+def test_an_error_of_ones_own_gets_no_hint(needs, step, said):
+    found = check_policy(keep(step=step, needs=needs))
+    assert all("planted (test_conformance.py, line " in line and said in line for line in found), found
+    assert found
+    assert not any("needs" in line for line in found)
 
 
 def test_the_command_takes_the_file(dropped, tmp_path, capsys):

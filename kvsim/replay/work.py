@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
@@ -15,7 +13,7 @@ from kvsim.engine.run import run_layer
 from kvsim.engine.source import Source
 from kvsim.errors import KvsimError
 from kvsim.geometry import Layer, Request
-from kvsim.policies.protocol import Part
+from kvsim.policies.blame import told
 from kvsim.replay.asked import Asked, Task, jobs_of
 from kvsim.replay.baselines import Entry
 from kvsim.replay.floor import noise_floor
@@ -51,7 +49,7 @@ class Work:
         except KvsimError:
             raise
         except (Exception, SystemExit) as e:
-            raise KvsimError(f"{self.name(task)}: {_blamed(e)}{type(e).__name__}: {_line(e)}") from e
+            raise KvsimError(f"{self.name(task)}: {told(e)}") from e
 
     def check(self, task: Task) -> None:
         """The laws of a part that is written already. Raises BrokenLaw."""
@@ -106,16 +104,3 @@ class Work:
                     )
             found.append({name: pa.concat_tables(pieces) for name, pieces in parts.items() if any(p.num_rows for p in pieces)})
         return found
-
-
-def _blamed(error: BaseException) -> str:
-    """The policy whose code raised it, if it was a policy's."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        part = frame.f_locals.get("self")
-        if isinstance(part, Part):
-            return f"{type(part).__name__} ({Path(frame.f_code.co_filename).name}, line {line}): "
-    return ""
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or "no message"
