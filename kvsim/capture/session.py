@@ -6,9 +6,10 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -250,10 +251,12 @@ def check_prompt(model: Any, prompt: Prompt, steps: int) -> None:
 
 
 def check_place(path: Path, restart: bool, append: bool = False) -> None:
-    """Raises WrongUse: something is there already; an unfinished capture may be replaced, or either kind gone on with."""
+    """Raises WrongUse: something is there already, where an unfinished capture may be replaced, or either kind gone on with; or nothing can
+    be written there."""
     if restart and append:
         raise WrongUse(f"{path}: to replace what is there or to go on with it: expected restart (--restart) or append (--append)")
     if append and (path / "journal.jsonl").exists():
+        _check_writable(path)
         return
     if _unfinished(path):
         if not restart:
@@ -266,6 +269,22 @@ def check_place(path: Path, restart: bool, append: bool = False) -> None:
             f"{path}: there is something already; write to a new folder, remove it first, or add requests to a trace with append=True "
             "(--append)"
         )
+    _check_writable(path)
+
+
+def _check_writable(path: Path) -> None:
+    """Raises WrongUse where no folder can be made or written to. Tried, as permissions do not tell it of every file system."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as e:
+        raise WrongUse(f"{path}: cannot be written ({e.strerror or e}); choose another folder") from None
+    finally:
+        with suppress(OSError):
+            for made in missing:
+                made.rmdir()
 
 
 def _unfinished(path: Path) -> bool:

@@ -202,6 +202,19 @@ def test_a_place_that_is_taken_is_told_before_the_model_is_loaded(capsys, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_place_that_cannot_be_written_is_told_before_the_model_is_loaded(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in ("/proc/traces/t", tmp_path / "file/t"):
+        code, said, err = run(capsys, "/nowhere/at/all", "-o", out, "--task", "needle")
+        assert (code, said, err.count("\n")) == (2, "", 1)
+        assert f"{out}: cannot be written" in err
+
+
+def test_a_refusal_leaves_no_folder_that_was_tried(capsys, tmp_path):
+    run(capsys, "/nowhere/at/all", "-o", tmp_path / "new/t", "--task", "needle")
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [
