@@ -280,7 +280,7 @@ def _cost_price_options(p: argparse.ArgumentParser) -> None:
 
 def _cost_budget_options(p: argparse.ArgumentParser) -> None:
     """What whatif and serve share: policies without a trace."""
-    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
+    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model, or h100-vllm-0.14, which comes with kvsim")
     p.add_argument(
         "-p", "--policy", nargs="+", action="extend", required=True, metavar="POLICY", help="expressions with fixed budgets"
     )
@@ -303,7 +303,7 @@ def _cost_variant_option(p: argparse.ArgumentParser) -> None:
 
 def _cost_predict_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("run", metavar="RUN")
-    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model")
+    p.add_argument("--model", required=True, metavar="MODEL.json", help="a cost model, or h100-vllm-0.14, which comes with kvsim")
     p.add_argument("-o", "--out", required=True, metavar="DIR", help="a new folder for the tables")
     p.add_argument(
         "--batch", type=one_number, default=1, metavar="N", help="requests at once, all like the replayed one (default: 1)"

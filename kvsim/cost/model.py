@@ -149,10 +149,13 @@ TEXTS = ("class", "variant", "graph")  # of a key; the rest are whole numbers
 
 
 def read_model(path: str | Path) -> CostModel:
-    """Raises BadProfile when the file is no cost model."""
+    """A file, or the name of a model that comes with kvsim. Raises BadProfile when it is no cost model."""
+    known = {file.stem: file for file in sorted(PUBLISHED.glob("*.json"))}
+    if not Path(path).exists():
+        path = known.get(str(path), path)
     name = Path(path).name
     if not Path(path).exists():
-        along = ", ".join(map(str, sorted(PUBLISHED.glob("*.json"))))
+        along = ", ".join(known)
         raise BadProfile(
             f"{path}: no such file; make a cost model with kvsim cost fit, or take one that comes with kvsim: {along}"
         )

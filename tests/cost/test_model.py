@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from kvsim.cost.check import check
 from kvsim.cost.hardware import gpus, named_gpu
-from kvsim.cost.model import calibrate, predict, read_model, write_model
+from kvsim.cost.model import PUBLISHED, calibrate, lines, predict, read_model, write_model
 from kvsim.cost.samples import read_samples, write_samples
 from kvsim.errors import BadProfile, WrongUse
 from tests.cost.made import SHAPES, samples, size
@@ -106,8 +107,17 @@ def test_what_is_no_model_is_refused(tmp_path, text):
 
 
 def test_where_no_file_is_those_that_come_along_are_named(tmp_path):
-    with pytest.raises(BadProfile, match=r"h200: no such file; .* with kvsim: .*published/h100-vllm-0\.14\.json"):
+    with pytest.raises(BadProfile, match=r"h200: no such file; .* with kvsim: .*h100-vllm-0\.14$"):
         read_model(tmp_path / "h200")
+
+
+def test_a_model_that_comes_along_goes_by_its_name_but_for_a_file_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [file] = PUBLISHED.glob("*.json")
+    assert lines(read_model(file.stem)) == lines(read_model(file))
+    Path(file.stem).write_text("{}")
+    with pytest.raises(BadProfile, match="not a cost model"):
+        read_model(file.stem)
 
 
 @pytest.mark.parametrize("columns", [{}, {"batch": None, "context": None}, {"batch": None}])
