@@ -99,6 +99,7 @@ def bits(args: argparse.Namespace) -> None:
     found = {policy: bits_of(parse(policy), args.tokens, args.head_dim, args.layers) for policy in args.policies}
     wide = max(len(policy) for policy in found)
     columns = ("keys", "values", "coded", "held", "model", "coded x", "model x")
+    print(" " * (wide + 5) + "bits a number; x: 16 over that")
     print(" " * wide + "".join(f"{column:>9}" for column in columns) + "  published")
     for policy, x in found.items():
         numbers = (x.keys, x.values, x.coded, x.held, x.model, EXACT_BITS / x.coded, EXACT_BITS / x.model)

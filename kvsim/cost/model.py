@@ -19,6 +19,7 @@ from kvsim.cost.fit import DRAWS, Fitted, fit, half
 from kvsim.cost.form import UNITS, place
 from kvsim.cost.gate import OVER
 from kvsim.cost.hardware import Gpu, named_gpu
+from kvsim.cost.numbers import four
 from kvsim.cost.probe import device_of
 from kvsim.cost.residual import Grid
 from kvsim.cost.samples import read_samples, write_whole
@@ -105,7 +106,9 @@ def lines(model: CostModel) -> list[str]:
     said = [f"{model.gpu.name if model.gpu else 'GPU unknown: no peak to bound bandwidths by'}: {len(model.fits)} fits"]
     for f in model.fits:
         key = " ".join(f"{k} {v}" for k, v in f.key.items() if v not in (None, "") and k not in ("class", "variant"))
-        terms = ", ".join(f"{t} {c:.4g} [{f.ci95[t][0]:.4g}, {f.ci95[t][1]:.4g}]" for t, c in f.coefficients.items())
+        terms = ", ".join(
+            f"{t} {four(c)} [{four(f.ci95[t][0])}, {four(f.ci95[t][1])}] {UNITS[t]}" for t, c in f.coefficients.items()
+        )
         held = f"{f.held['mape']:.1%} on {f.held['n']} left-out shapes" if f.held["n"] else "nothing left out to test it"
         said.append(f"  {f.key['class']} {f.key['variant']} {key}: {terms}; {held}")
         said += [f"    {f.lacks}"] if f.lacks else []

@@ -48,3 +48,8 @@ def seconds(us: float | None) -> str:
     if us is None:
         return "?"
     return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"
+
+
+def four(x: float) -> str:
+    """Four digits, or all of a larger whole: 1.1794 -> "1.179", 16523.4 -> "16523"."""
+    return f"{x:.4g}" if abs(x) < 1e4 else f"{x:.0f}"

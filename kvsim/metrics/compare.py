@@ -16,6 +16,7 @@ from kvsim.metrics.traffic import RESIDENT, ROWS, SIDE
 MEASURES = {
     "mass_recall": -1, "far_recall": -1, "evidence_recall": -1, "rel_l2": 1, "read_bytes": 1, "resident_bytes": 1,
 }  # fmt: skip
+KIB = {"read_bytes": ("read KiB", 1024, ".1f", "+.2f"), "resident_bytes": ("held KiB", 1024, ".1f", "+.2f")}
 SCHEMA = {
     "first": pl.String, "second": pl.String, "measure": pl.String, "contexts": pl.Int64, "before": pl.Float64, "after": pl.Float64,
     "difference": pl.Float64, "low": pl.Float64, "high": pl.Float64, "worse": pl.Boolean,
@@ -103,8 +104,14 @@ def lines(found: pl.DataFrame, label: dict[str, str]) -> list[str]:
         name = label[str(first)] if first == second else f"{label[str(first)]} -> {label[str(second)]}"
         many = rows["contexts"][0]
         out.append(f"{name}  ({many} context{'s' * (many != 1)})")
-        for r in rows.iter_rows(named=True):
-            interval = "" if r["low"] is None else f" [{r['low']:+.4g}, {r['high']:+.4g}]"
-            mark = "  WORSE" if r["worse"] else ""
-            out.append(f"  {r['measure']:16} {r['before']:.5g} -> {r['after']:.5g}  {r['difference']:+.4g}{interval}{mark}")
+        out += [_line(r) for r in rows.iter_rows(named=True)]
     return out
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Bytes in KiB, as `kvsim show` has them."""
+    said, unit, level, change = KIB.get(row["measure"], (row["measure"], 1, ".5g", "+.4g"))
+    before, after = (f"{row[side] / unit:{level}}" for side in ("before", "after"))
+    ends = [f"{row[end] / unit:{change}}" for end in ("low", "high") if row[end] is not None]
+    interval, mark = f" [{', '.join(ends)}]" if ends else "", "  WORSE" if row["worse"] else ""
+    return f"  {said:16} {before} -> {after}  {row['difference'] / unit:{change}}{interval}{mark}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -104,6 +105,14 @@ def test_what_is_no_model_is_refused(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(BadProfile, match=r"m\.json: "):
         read_model(tmp_path / "m.json")
+
+
+def test_what_is_fitted_is_said_with_its_unit(tmp_path):
+    write_samples(samples(launch=20_000.0, gbps=1000.0), tmp_path / "s.csv")
+    said = "\n".join(lines(calibrate([tmp_path / "s.csv"], draws=20)))
+    assert re.search(
+        r": launch \d{5} \[\d{5}, \d{5}\] µs per launch, bytes [\d.]+ \[[\d.]+, [\d.]+\] µs per MB from memory", said
+    ), said
 
 
 def test_where_no_file_is_those_that_come_along_are_named(tmp_path):

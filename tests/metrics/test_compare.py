@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import polars as pl
@@ -98,7 +99,10 @@ def test_the_gate(folder, capsys):
     good, bad = [str(folder / "b"), str(folder / "b"), "--policies", LARGE, LARGE], [str(folder / "b")] * 2
     assert main(["compare", *good, "--gate"]) == 0
     assert main(["compare", *bad, "--policies", LARGE, SMALL, "--gate"]) == 1
-    assert "WORSE" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "WORSE" in said
+    assert re.search(r"^  read KiB +[\d.]+ -> [\d.]+  [+-][\d.]+", said, re.MULTILINE)
+    assert not re.search(r"_bytes|\de[+-]", said)
     assert main(["compare", *bad, "--policies", LARGE, SMALL, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["measure"] == "mass_recall"
     assert main(["compare", *bad, "--policies", LARGE, "oracle(read=pages(1))"]) == 2

@@ -61,7 +61,9 @@ def test_the_ledger_says_the_same(policy):
 
 def test_the_command(capsys):
     assert cli.main(["bits", "kivi()", 'turboquant(preset="k3v4_nc")', "--tokens", "1024"]) == 0
-    head, first, second = capsys.readouterr().out.splitlines()
+    above, head, first, second = capsys.readouterr().out.splitlines()
+    assert above.strip() == "bits a number; x: 16 over that"
+    assert above.index("bits") == head.index("keys")
     assert head.split() == ["keys", "values", "coded", "held", "model", "coded", "x", "model", "x", "published"]
     assert first.split() == ["kivi()", "3.000", "3.000", "3.000", "3.812", "3.812", "5.333", "4.197", "—"]
     assert second.split()[1:] == ["3.125", "4.250", "3.688", "3.688", "5.227", "4.339", "3.061", "~3.5x"]
