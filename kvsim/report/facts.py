@@ -148,7 +148,7 @@ def policy_table(run: RunTables, look: Sequence[Style]) -> Table:
             _asked(budgets, s.policy, "hold"),
             _number(moved[s.policy]["held_tokens"]),
             forced(s.policy),
-            spans(dense.filter(pl.col("policy") == s.policy)["layer"].to_list()) or "none",
+            which(dense.filter(pl.col("policy") == s.policy)["layer"].to_list()),
             measure(s.policy, "evidence_recall", percent),
             measure(s.policy, "far_recall", percent),
             measure(s.policy, "rel_l2", error),
@@ -298,6 +298,11 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             groups.append([n])
     return ", ".join("–".join(str(n) for n in dict.fromkeys((g[0], g[-1]))) for g in groups)
+
+
+def which(layers: Sequence[int]) -> str:
+    """0, 1, 2 -> "layers 0–2"."""
+    return f"layer{'s' * (len(layers) > 1)} {spans(layers)}" if layers else "none"
 
 
 def _number(x: float | None) -> str:

@@ -17,7 +17,7 @@ from kvsim.errors import BadTrace, WrongUse
 from kvsim.metrics.run import open_run
 from kvsim.report import html
 from kvsim.report import page as module
-from kvsim.report.facts import other_forced, spans
+from kvsim.report.facts import other_forced, spans, which
 from kvsim.report.page import report
 from kvsim.report.sections import trust
 from kvsim.report.theme import styles
@@ -279,6 +279,16 @@ def test_budgets_that_differ_by_layer_are_a_range(tmp_path):
     assert isinstance(table, html.Table)
     quest, h2o = table.rows
     assert (quest[2], h2o[5]) == ("25% to 50%", "12")
+
+
+def test_dense_layers_are_not_taken_for_a_count(tmp_path):
+    path = write_run(tmp_path / "run", policies=(QUEST, H2O))
+    whole = (pl.col("layer") == 0) & (pl.col("policy") == QUEST)
+    pl.read_parquet(path / "heads.parquet").with_columns(dense=whole).write_parquet(path / "heads.parquet")
+    table = trust.section(View.of(open_run(path))).blocks[0]
+    assert isinstance(table, html.Table)
+    assert [row[8] for row in table.rows] == ["layer 0", "none"]
+    assert [which(layers) for layers in ([], [0], [0, 1, 2, 5])] == ["none", "layer 0", "layers 0–2, 5"]
 
 
 def test_spans():
