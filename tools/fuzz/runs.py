@@ -64,12 +64,12 @@ VERBS = (
 )  # fmt: skip
 
 
-def good(root: Path) -> Path:
+def good(root: Path, plans: bool = True) -> Path:
     from kvsim.replay.run import replay
     from kvsim.synth.generate import synthesize
 
     trace = synthesize(root / "trace", prompt=48, steps=4, layers=1)
-    return Path(replay(trace, ["full()", *DIFFER], root / "run", workers=1, plans=True).path)
+    return Path(replay(trace, ["full()", *DIFFER], root / "run", workers=1, plans=plans).path)
 
 
 def run(rng: Random, good: Path, folder: Path) -> None:
@@ -101,7 +101,7 @@ def page(root: Path) -> dict[str, Any]:
     from kvsim.report.contents import sections
     from kvsim.report.html import render
 
-    run = open_run(good(root))
+    run = open_run(good(root, plans=False))  # without its explorer: more pages in the time
     return {"run": run, "plain": _elements(render("t", ["lead"], sections(run), [p.id for p in run.policies]))}
 
 
