@@ -52,9 +52,9 @@ def finding(claim: Claim, found: Sequence[Verdict]) -> str:
 
 
 def spanned(found: Sequence[Verdict], form: str) -> str:
-    """2.6–2.9: the values of several cells."""
+    """2.6–2.9, or -2.9 to -2.6: the values of several cells."""
     ends = [f"{end(v.value for v in found):{form}}" for end in (min, max)]
-    return "–".join(dict.fromkeys(ends))
+    return (" to " if ends[0].startswith("-") else "–").join(dict.fromkeys(ends))
 
 
 def block(question: Question, cells: Sequence[Figures]) -> str:

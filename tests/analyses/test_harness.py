@@ -121,6 +121,7 @@ def test_words_follow_the_verdicts():
     assert words.finding(claim(), of[:1]) == "So"
     assert words.finding(claim(so="as much as {}"), [of[0], of[0]]) == "As much as 80.0%"
     assert words.spanned(of, ".1f") == "0.2–0.8"
+    assert words.spanned([Verdict("a", 8, x, x, x, HOLDS) for x in (-0.2, -0.1)], ".1f") == "-0.2 to -0.1"
     assert words.finding(claim(), of[2:]) == ""
     assert words.numbers(claim(), of[:1]) == "The number: a 80.0% [70.0%, 90.0%]."
     assert words.read_as(claim()) == "Read as: at least 50.0% and at most 100.0%."
