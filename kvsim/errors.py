@@ -10,6 +10,11 @@ class KvsimError(Exception):
         super().__init__("\n".join(_shown(line) for line in str(text).split("\n")))
 
 
+def in_a_line(error: BaseException) -> str:
+    """What an error of others says, without its line breaks."""
+    return " ".join(str(error).split())
+
+
 def _shown(line: str) -> str:
     plain = line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return plain if len(plain) <= LONGEST else f"{plain[: LONGEST * 2 // 3]} ... {plain[-LONGEST // 4 :]}"

@@ -12,7 +12,3 @@ DAMAGED = (
     ValueError, KeyError, OSError, TypeError, AttributeError, SyntaxError, RuntimeError, EOFError, MemoryError, struct.error,
     tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-
-
-def line_of(error: Exception) -> str:
-    return " ".join(str(error).split())

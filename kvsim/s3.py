@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kvsim.errors import KvsimError, WrongUse
+from kvsim.errors import KvsimError, WrongUse, in_a_line
 
 try:
     import obstore
@@ -199,7 +199,7 @@ def _failing(path: S3Path) -> Iterator[None]:
     except (FileExistsError, failures.AlreadyExistsError, failures.PreconditionError) as e:
         raise FileExistsError(17, "exists already", str(path)) from e
     except (failures.BaseError, OSError) as e:
-        text = " ".join(str(e).split()).partition(" Debug source")[0]
+        text = in_a_line(e).partition(" Debug source")[0]
         if isinstance(e, failures.PermissionDeniedError | failures.UnauthenticatedError) or REFUSED.search(text):
             told = "access refused: check AWS_ACCESS_KEY_ID or AWS_PROFILE, and what they may do in this bucket"
         elif "NoSuchBucket" in text:

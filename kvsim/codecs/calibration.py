@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.errors import WrongUse
-from kvsim.npz import DAMAGED, line_of
+from kvsim.errors import WrongUse, in_a_line
+from kvsim.npz import DAMAGED
 
 SCHEMA = "kvsim.calibration/1"
 SAID: dict[str, type] = {
@@ -85,7 +85,7 @@ def _read(path: str, digest: str) -> Calibration:
             about = json.loads(str(file["about"]))
             arrays = {name: _numbers(name, file[name]) for name in file.files if name != "about"}
     except DAMAGED as e:
-        raise WrongUse(f"calibration {path}: not a calibration file ({line_of(e)}); {MAKE}") from None
+        raise WrongUse(f"calibration {path}: not a calibration file ({in_a_line(e)}); {MAKE}") from None
     if not isinstance(about, dict) or about.get("schema") != SCHEMA:
         raise WrongUse(f"calibration {path}: not of schema {SCHEMA}; {MAKE}")
     for key, kind in SAID.items():

@@ -26,9 +26,7 @@ from kvsim.policies.rules import Rule, gap
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
-TOGETHER = (
-    32  # pages whose keys are looked at together: half a MB, which stays in the cache, and of which no fresh memory is asked
-)
+TOGETHER = 32  # pages whose keys are looked at together: half a MB, which stays in the cache and is not asked of the system anew
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 

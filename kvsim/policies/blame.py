@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType
 
 from kvsim import geometry
+from kvsim.errors import in_a_line
 from kvsim.policies.protocol import Part, Seen, View
 
 NEEDED = {  # by what may be looked at, the name of the need that it is there for
@@ -20,7 +21,7 @@ NEEDED = {  # by what may be looked at, the name of the need that it is there fo
 def told(error: BaseException) -> str:
     """One line: the policy, the file and the line whose code raised it, if it was a policy's, the error, and what mends it where that is a
     need that was not declared."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+    said = f"{type(error).__name__}: {in_a_line(error) or 'no message'}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         part = frame.f_locals.get("self")
         if isinstance(part, Part):

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from kvsim.errors import WrongUse
+from kvsim.errors import WrongUse, in_a_line
 from kvsim.policies.parameters import unknown
 from kvsim.policies.protocol import KINDS, Part
 from kvsim.units import WORDS
@@ -90,7 +90,7 @@ def _run(name: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as e:
         del sys.modules[name]
-        raise WrongUse(f"policy file {path}: {type(e).__name__}: {' '.join(str(e).split())}") from e
+        raise WrongUse(f"policy file {path}: {type(e).__name__}: {in_a_line(e)}") from e
     return module
 
 

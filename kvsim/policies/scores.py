@@ -8,11 +8,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from kvsim.policies.protocol import Floats, Ints, Mask
+from kvsim.policies.protocol import Floats, Ints, Mask, expect
 from kvsim.units import whole
 
 KERNEL = 5  # neighbours that SnapKV and DefensiveKV smooth over
+WIDEST = 9999  # of them that anybody can ask for: zeros as many are put on both ends
 LEAST_SCORE = 1e-4  # what CriticalKV adds, so that a token nobody looked at still counts by its values
+
+
+def expect_kernel(part: object, kernel: int) -> None:
+    """Raises WrongUse: a parameter `kernel` over which nothing can be smoothed."""
+    centred = 1 <= kernel <= WIDEST and kernel % 2 == 1
+    expect(part, "kernel", centred, f"an odd number of tokens up to {WIDEST}, so that pooling is centred")
 
 
 def smoothed(rows: Floats, valid: Mask, kernel: int = KERNEL) -> Floats:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import kvsim
-from kvsim.errors import KvsimError, WrongUse
+from kvsim.errors import KvsimError, WrongUse, in_a_line
 from kvsim.replay.pool import Work, do_one, forget, packed, policy_files, take
 
 try:
@@ -113,6 +113,4 @@ def _client(scheduler: str) -> Client:
     try:
         return Client(timeout=ANSWER, set_as_default=False, **how)
     except (OSError, ValueError, KeyError) as e:  # OSError: also the TimeoutError of one that does not answer
-        raise WrongUse(
-            f"scheduler {scheduler}: nobody answers ({' '.join(str(e).split())[:120]}); start one with: dask scheduler"
-        ) from None
+        raise WrongUse(f"scheduler {scheduler}: nobody answers ({in_a_line(e)[:120]}); start one with: dask scheduler") from None

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvsim
-from kvsim.errors import BadTrace, KvsimError, WrongUse
+from kvsim.errors import BadTrace, KvsimError, WrongUse, in_a_line
 from kvsim.geometry import ITEMSIZE
-from kvsim.npz import DAMAGED, line_of
+from kvsim.npz import DAMAGED
 from kvsim.trace.bits import RAW
 from kvsim.trace.check import check_trace
 from kvsim.trace.dump import BFLOAT16, Saved, open_dump
@@ -109,7 +109,7 @@ class _Dump:
         try:
             return self.saved[key]
         except DAMAGED as e:
-            raise BadTrace(f"{self.name}: {key} cannot be read ({line_of(e)})") from None
+            raise BadTrace(f"{self.name}: {key} cannot be read ({in_a_line(e)})") from None
 
     def _array(self, layer: int, name: str) -> NDArray[Any]:
         """Without a leading axis of 1. Raises BadTrace: of another number of axes."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.errors import BadTrace, WrongUse
-from kvsim.npz import DAMAGED, line_of
+from kvsim.errors import BadTrace, WrongUse, in_a_line
+from kvsim.npz import DAMAGED
 from kvsim.places import from_json
 
 Saved = Mapping[str, NDArray[Any]]
@@ -50,7 +50,7 @@ def _npz(file: Path) -> Saved:
     try:
         found = np.load(file, allow_pickle=False)
     except DAMAGED as e:
-        raise BadTrace(f"{file}: not a .npz file ({line_of(e)}); save it with numpy.savez") from None
+        raise BadTrace(f"{file}: not a .npz file ({in_a_line(e)}); save it with numpy.savez") from None
     if not isinstance(found, Mapping):
         raise BadTrace(f"{file}: one array without a name; save several by name with numpy.savez")
     return found
@@ -64,7 +64,7 @@ def _safetensors(file: Path) -> Saved:
         texts = {name: np.array(text) for name, text in header.pop("__metadata__", {}).items()}
         return texts | {name: _tensor(data[8 + length :], **entry) for name, entry in header.items()}
     except (struct.error, ValueError, TypeError, AttributeError) as e:
-        raise BadTrace(f"{file}: not a .safetensors file, or one that was cut ({line_of(e)})") from None
+        raise BadTrace(f"{file}: not a .safetensors file, or one that was cut ({in_a_line(e)})") from None
 
 
 def _tensor(data: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> NDArray[Any]:

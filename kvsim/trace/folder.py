@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvsim.errors import BadTrace
+from kvsim.errors import BadTrace, in_a_line
 from kvsim.places import from_json
 from kvsim.tables import TRACE_SCHEMA
 from kvsim.trace.bits import RAW, Raw
@@ -227,9 +227,7 @@ def _parquet(where: object) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # pyarrow raises all of these on altered files
-        raise BadTrace(
-            f"{where}: cannot be read as Parquet ({' '.join(str(e).split())}): the file was altered; {AGAIN}"
-        ) from None
+        raise BadTrace(f"{where}: cannot be read as Parquet ({in_a_line(e)}): the file was altered; {AGAIN}") from None
 
 
 @contextmanager

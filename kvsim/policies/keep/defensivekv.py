@@ -18,6 +18,7 @@ import numpy as np
 from kvsim.geometry import Need
 from kvsim.policies.keep.snapkv import pooled
 from kvsim.policies.protocol import ALL_LAYERS, WO_NORM, Floats, Hold, Keep, Mask, Prefix, Ranking, Seen, State, Window, expect
+from kvsim.policies.scores import expect_kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +46,7 @@ class defensivekv(Keep):
 
     def __post_init__(self) -> None:
         expect(self, "window", self.window >= 1, "1 prompt query or more")
-        expect(
-            self,
-            "kernel",
-            1 <= self.kernel <= 9999 and self.kernel % 2 == 1,
-            "an odd number of tokens up to 9999, so that pooling is centred",
-        )
+        expect_kernel(self, self.kernel)
         expect(self, "cover", 0 <= self.cover <= 1, "a part of the attention, 0 to 1")
         super().__post_init__()
 

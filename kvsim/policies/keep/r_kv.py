@@ -23,6 +23,7 @@ import numpy as np
 from kvsim.geometry import Need
 from kvsim.policies.keep.snapkv import pooled
 from kvsim.policies.protocol import KEYS, QUERIES, Floats, Hold, Keep, Prefix, Ranking, Seen, State, Window, expect
+from kvsim.policies.scores import expect_kernel
 
 ROWS = 256  # of cosines at once: a prompt's n x n would not fit
 TINY = 1e-8  # what the authors add to a key's norm
@@ -43,12 +44,7 @@ class r_kv(Keep):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "window", self.window >= 1, "1 query or more")
-        expect(
-            self,
-            "kernel",
-            1 <= self.kernel <= 9999 and self.kernel % 2 == 1,
-            "an odd number of tokens up to 9999, so that pooling is centred",
-        )
+        expect_kernel(self, self.kernel)
         expect(self, "mix", 0 <= self.mix <= 1, "the part of attention, 0 to 1")
         expect(self, "similar", -1 <= self.similar <= 1, "a cosine, -1 to 1")
         expect(self, "period", self.period >= self.window, f"at least the {self.window} steps of its window")

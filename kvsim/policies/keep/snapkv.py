@@ -10,6 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from kvsim.geometry import Need
 from kvsim.policies.protocol import Floats, Hold, Keep, Prefix, Ranking, Seen, State, Window, expect
+from kvsim.policies.scores import expect_kernel
 from kvsim.units import tokens
 
 
@@ -32,12 +33,7 @@ class snapkv(Keep):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "window", self.window >= 1, "1 prompt query or more")
-        expect(
-            self,
-            "kernel",
-            1 <= self.kernel <= 9999 and self.kernel % 2 == 1,
-            "an odd number of tokens up to 9999, so that pooling is centred",
-        )
+        expect_kernel(self, self.kernel)
 
     @property
     def needs(self) -> frozenset[Need]:
