@@ -23,7 +23,7 @@ from kvsim.report.export import write_png
 from kvsim.report.html import Figure, Section, Table, write_page
 
 TASKS = {"needle": "one fact in a text", "reversal": "a question that turns", "plain": "text that goes on"}
-SCORES, FUSED, ANY = "gives attention weights (eager, SDPA)", "gives none (FlashAttention)", "any"
+SCORES, FUSED, ANY = "gives attention weights (eager)", "gives none (fused: SDPA, FlashAttention)", "any"
 
 CODED = "2 bits of everything"  # reads all the evidence, in codes: the one kind of policy that evidence read does not order (closed_loop)
 EVIDENCE = {"qevict": "evidence read", "losses": "evidence recall"}
