@@ -27,12 +27,19 @@ OPTIONAL: dict[str, Any] = {"bytes_measured": pl.Int64, "graph": pl.String, "gpu
 SCHEMA = COLUMNS | OPTIONAL
 WORDS = {"class": CLASSES, "cache": CACHES, "status": STATUSES, "graph": GRAPHS}
 NEEDED = ("class", "variant", "t_us", "n", "cache", "status", "source")  # never empty
+LARGEST = 2**63 - 1  # of pl.Int64
 DEFAULTS = {"variant": "", "layers": 1, "n": 1, "cache": "unknown", "status": "ok"}
 
 
 def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Rows of readers, with what they leave out, as a table of samples."""
+    """Rows of readers, with what they leave out, as a table of samples. Raises BadProfile for a whole number that the table cannot hold."""
     filled = [{name: row.get(name, DEFAULTS.get(name)) for name in SCHEMA} for row in rows]
+    for row in filled:
+        for name, x in row.items():
+            if isinstance(x, int) and abs(x) > LARGEST:
+                raise BadProfile(
+                    f"{row['source']}: {name} is {x:.3g}, expected a number up to {LARGEST:.2g}; nothing was measured so large"
+                )
     return pl.DataFrame(filled, schema=SCHEMA, orient="row")
 
 

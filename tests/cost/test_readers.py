@@ -272,6 +272,11 @@ def test_llmservingsim(put, geometry):
         load([put("b.csv", exports.LLMSERVINGSIM.replace("1024,25.5", '1024,"25,5"'))])
 
 
+def test_a_number_that_no_table_of_samples_holds_is_named(put):
+    with pytest.raises(BadProfile, match=r"huge\.csv.*: context is 2e\+33, expected a number up to 9\.2e\+18"):
+        load([put("huge.csv", exports.LLMSERVINGSIM.replace("1024,25.5", "2e33,25.5"))])
+
+
 # ------------------------------------------------------------------------------------------------ all of them
 EXPORTS = {
     "ncu": exports.NCU_2025, "nsys": exports.NSYS_CSV, "kineto": exports.DECODE, "proton": exports.PROTON, "aic": exports.AIC,
