@@ -26,6 +26,7 @@ from kvsim.cost.serving import (
     sharing,
     view,
 )
+from kvsim.cost.whatif import assumed
 from kvsim.errors import WrongUse
 
 
@@ -75,7 +76,9 @@ def serve(model: CostModel, heads: Geometry, asked: Asked) -> dict[str, Any]:
     policies = [Fixed()] + [fixed(p, heads, asked.union) for p in asked.policies]
     names = ["full()", *asked.policies]
     rows = [
-        {"policy": name, "context": n} | _row(engine, policy, n, asked, memory)
+        {"policy": name, "context": n}
+        | _row(engine, policy, n, asked, memory)
+        | {"union": policy.union, "union_assumed": asked.union is None and policy.union > 1}
         for n in asked.contexts
         for name, policy in zip(names, policies, strict=True)
     ]
@@ -151,6 +154,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         fetch = "no link is known" if r["fetch_us"] is None else f"{seconds(r['fetch_us'])}, {r['fetch_grade']}"
         floor = "say --weights" if r["prefill_floor_us"] is None else f"at least {seconds(r['prefill_floor_us'])}"
         yield f"{r['tokens']} evicted tokens back: from the host {fetch}; prefilled again {floor}"
+    yield from assumed(found["rows"])
 
 
 def _floor(row: dict[str, Any], us: str, high: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ import kvsim.cost
 from kvsim.cli import main
 from kvsim.cost.fixed import fixed
 from kvsim.cost.heads import Geometry, geometry
-from kvsim.cost.model import calibrate, write_model
+from kvsim.cost.model import calibrate, read_model, write_model
 from kvsim.cost.plain import Fixed, resident_bytes, row_bytes
 from kvsim.cost.prices import priced_for
-from kvsim.cost.serve import Asked, serve
+from kvsim.cost.serve import Asked, lines, serve
 from kvsim.cost.serving import (
     LONGEST,
     Engine,
@@ -168,9 +169,19 @@ def test_amdahl_holds_what_is_about_the_cache(model):
     assert full["tokens_per_s"] == pytest.approx(full["requests"] / full["step_us_of_all"] * 1e6)
 
 
-def test_a_device_of_unknown_memory_says_nothing_of_what_fits(model):
-    from dataclasses import replace
+def test_heads_taken_to_share_no_page_are_told():
+    """As `cost what-if` tells it; nobody said how far they share, and how much they read hangs on it."""
+    model, grouped, each = read_model("h100-vllm-0.14"), geometry("meta-llama/Llama-3.1-8B"), "quest(read=tokens(2048))"
+    told = "query heads of a group are taken to share no page: together they read 4 times"
+    for asked, said in (
+        (Asked([each], [32768]), True),
+        (Asked([each], [32768], union=4), False),
+        (Asked(["quest(read=tokens(2048), heads='max')"], [32768]), False),
+    ):
+        assert any(told in line for line in lines(serve(model, grouped, asked))) == said
 
+
+def test_a_device_of_unknown_memory_says_nothing_of_what_fits(model):
     bare = replace(model, gpu=replace(model.gpu, memory_gb=0.0))
     found = serve(bare, LLAMA2, Asked(["streaming_llm(hold=tokens(512))"], [8192], variant="FP16"))
     assert found["usable_bytes"] is None
