@@ -28,12 +28,12 @@ def blocks(source: Source, keep: bool = True):
     """The blocks of a lane with what quest picks in them; keep: whether more than masses will be asked for."""
     read = for_layer(READ, source.layer).part("read")
     reader = Reader(read, source, 0, steps_per_block(source.layer.group))
-    past, room = Past(source, None, 0), None
+    past = Past(source, None, 0)
     for index in cut(source, np.arange(len(source.steps))):
-        dense = Dense(source, 0, index, room, keep)
-        room = dense.dots if keep else None
+        dense = Dense(source, 0, index, keep)
         held, q = past.held(dense), source.queries(0, index).astype(np.float64)
         yield read, dense, held, reader.pick(source.steps[index], dense.t, held.pos, held.flags, q, HeldTruth(dense, held))
+        dense.leave()
         del dense, held
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,6 +41,19 @@ def blocks(source: Source, places: Ints) -> list[Ints]:
     return [x for x in np.split(places, np.flatnonzero(np.diff(product)) + 1) if len(x)]
 
 
+NOTHING = np.empty(0, np.float32)
+
+
+class _Room(threading.local):
+    """Memory that no block of this thread is using. Memory of this size is cleared by the system each time it is new, which takes as long
+    as a quarter of the products."""
+
+    free = NOTHING
+
+
+_room = _Room()
+
+
 @dataclass
 class Dense:
     """Full attention of steps `index` (places in source.steps, one of `blocks`) of kv head `head`; rows r = i * G + g.
@@ -50,10 +64,8 @@ class Dense:
     source: Source
     head: int
     index: Ints
-    room: NDArray[np.float32] | None = (
-        None  # for dots, when no other block is in use: memory of this size is cleared each time it is new
-    )
     keep: bool = True
+    memory: NDArray[np.float32] = field(default_factory=lambda: NOTHING)  # where its dot products are
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
@@ -85,8 +97,16 @@ class Dense:
 
     def _room(self, tokens: int) -> NDArray[np.float32]:
         """f32[tokens, R] for dot products."""
-        shape = tokens, len(self.q)
-        return self.room if self.room is not None and self.room.shape == shape else np.empty(shape, np.float32)
+        size = tokens * len(self.q)
+        self.memory, _room.free = _room.free, NOTHING
+        if len(self.memory) < size:
+            self.memory = np.empty(size, np.float32)
+        return self.memory[:size].reshape(tokens, -1)
+
+    def leave(self) -> None:
+        """Last of all: the memory of its dot products is the next block's of this thread."""
+        if len(self.memory) > len(_room.free):
+            _room.free = self.memory
 
     @cached_property
     def dots(self) -> NDArray[np.float32]:

@@ -91,16 +91,15 @@ def run_layer(
     back = max(SOON) if explain else 1  # steps before each: what was read then is what reads are compared with
     needed = np.array([wanted[i : i + back + 1].any() for i in range(len(wanted))], bool)
     places = np.arange(len(source.steps)) if any(w.all_steps for w in work) else np.flatnonzero(needed)
-    room = None
     for head in range(source.layer.kv_heads):
         mine = [w for w in work if w.job.heads is None or head in w.job.heads]
         for w in mine:
             w.begin(head, wanted)
         for index in blocks(source, places):
-            dense = Dense(source, head, index, room)
+            dense = Dense(source, head, index)
             for w in mine:
                 w.step(dense, wanted[index])
-            room = dense.dots
+            dense.leave()
             del dense  # before the next one is made: what it keeps is large
             tick()
         for w in mine:
