@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import socket
 import sys
+import urllib.parse
+import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.constants import ENDPOINT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvsim.capture.bits import DTYPES
@@ -40,8 +44,9 @@ def load(name: str, dtype: str | None = None, device: str = "cpu", attention: st
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    given: dict[str, Any]
     if file is None:
-        where, given, number = name, {}, DTYPES.get(dtype or "", "auto")
+        where, given, number = name, {"local_files_only": _out_of_reach()}, DTYPES.get(dtype or "", "auto")
     else:
         where, given, number = str(file.parent), {"gguf_file": file.name}, DTYPES[dtype or "float32"]
         if hasattr(transformers, "GgufConfig"):  # releases that would keep the weights packed
@@ -63,6 +68,17 @@ def _check_device(device: str) -> None:
         torch.zeros(1, device=device).tolist()
     except (AssertionError, RuntimeError):  # builds without CUDA assert
         raise WrongUse(f"device {device!r}: torch cannot use it here; take --device cpu") from None
+
+
+def _out_of_reach() -> bool:
+    """Whether the hub's name is nobody's here: the client would try each file again for a minute, even those it has in its cache."""
+    if urllib.request.getproxies():
+        return False  # the proxy knows the name
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
 
 
 def _told(name: str, file: Path | None) -> str:

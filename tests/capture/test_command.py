@@ -244,6 +244,18 @@ def test_a_folder_that_is_no_checkpoint(capsys, tmp_path):
     assert err.count("\n") == 1
 
 
+def test_a_hub_out_of_reach_is_asked_nothing(capsys, tmp_path, monkeypatch):
+    def nobody(*_):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", nobody)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    code, _, err = run(capsys, "nobody/nothing", "-o", tmp_path / "t", "--task", "needle")
+    assert code == 2
+    assert "nobody/nothing: cannot be loaded" in err
+    assert err.count("\n") == 1
+
+
 def test_a_package_that_joins_its_parts(tmp_path, monkeypatch):
     """Some ship a file in several packages with a function that joins them."""
     from kvsim.capture import load as module
