@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvsim.kernels.order import (
     ABSENT,
+    FEW,
     FORCED,
     RANKED,
     accumulate,
@@ -58,6 +59,13 @@ def test_pages_by_kind_score_and_number(draw, seed, rows, count):
     _, score, kind = pages(seed, rows, count, draw)
     order = ranked(score, kind)
     assert order.tolist() == [naive.ranked(s, k) for s, k in zip(score.tolist(), kind.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("count", [FEW, FEW + 1, 1023, 1024, 2048, 5000])
+def test_many_pages_too(count, draw):
+    _, score, kind = pages(count, 3, count, draw)
+    assert ranked(score, kind).tolist() == [naive.ranked(s, k) for s, k in zip(score.tolist(), kind.tolist(), strict=True)]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9), st.booleans(), st.integers(1, 30), st.integers(1, 40))
