@@ -19,6 +19,7 @@ from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE, padded
 from kvsim.kernels.order import ABSENT, RANKED, ranked
+from kvsim.kernels.product import GRID, product, strips
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies.protocol import Index
 
@@ -31,14 +32,14 @@ Stats = tuple[Floats, Floats]
 
 
 def steps_per_block(group: int) -> int:
-    """Decode steps whose query rows fill one product."""
+    """Decode steps that are looked at together."""
     return max(1, ROWS // group)
 
 
 def blocks(source: Source, places: Ints) -> list[Ints]:
-    """Places in source.steps, ascending, cut where a product ends: a step stands at one place of it whatever steps are chosen, or captured."""
-    product = source.steps[places] // steps_per_block(source.layer.group)
-    return [x for x in np.split(places, np.flatnonzero(np.diff(product)) + 1) if len(x)]
+    """Places in source.steps, ascending, in blocks: a step is in the same one whatever steps are chosen, or captured."""
+    block = source.steps[places] // steps_per_block(source.layer.group)
+    return [x for x in np.split(places, np.flatnonzero(np.diff(block)) + 1) if len(x)]
 
 
 NOTHING = np.empty(0, np.float32)
@@ -80,8 +81,6 @@ class Dense:
         tokens = padded(src.k.shape[1], TILE)
         self.flags, self.every = kernel.visible(self.first, self.t, tokens)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
-        place = (src.steps[self.index] % steps_per_block(self.group))[:, None] * self.group + np.arange(self.group)
-        self.place = None if place[-1, -1] == self.rows - 1 else place.ravel()
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
         dots, keys = np.empty((TILE, len(self.q)), np.float32), src.k[self.head]
@@ -89,7 +88,7 @@ class Dense:
             dots, keys = self._room(tokens), src.whole("k", self.head)
             self.dots = dots
         peak, mass = np.empty((2, tokens // PAGE, len(self.q)), np.float32)
-        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, dots, peak, mass, self.place)
+        kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, dots, peak, mass)
         self._stats[PAGE] = peak, mass
         self.lse = np.empty(len(self.q))
         kernel.denominator(peak, mass, self.sink, np.float32(src.unit), np.float32(src.cap), self.lse)
@@ -112,7 +111,7 @@ class Dense:
     def dots(self) -> NDArray[np.float32]:
         """f32[T padded, R]: dot products, made again when they were not kept."""
         keys = self.source.whole("k", self.head)
-        return kernel.products(keys, self.q, self._room(len(keys)), self.place)
+        return kernel.products(keys, self.q, self._room(len(keys)))
 
     def stats(self, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(peak, mass) f32[P, R] of pages of `size`: the largest dot product, and the sum of 2**(logit - largest)."""
@@ -149,7 +148,7 @@ class Dense:
         """f64[R, dv]: the attention output."""
         src = self.source
         values = src.whole("v", self.head)
-        found = kernel.output(self.dots, values, self.flags, self.every, self.group, src.unit, src.cap, self.lse, self.place)
+        found = kernel.output(self.dots, values, self.flags, self.every, self.group, src.unit, src.cap, self.lse)
         return found[: self.rows]
 
     @cached_property
@@ -351,14 +350,14 @@ def decoded_dots(block: Dense, held: Held, record: Record, at: int) -> NDArray[n
     """f32[n, R]: dot products with the keys as codes decode at the step at place `at`, where any step sees one."""
     if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
         return held.dots
-    return _tiled_dots(block, record.decoded_at("k", block.head, at))[held.pos]
+    return _dots_with(block, record.decoded_at("k", block.head, at))[held.pos]
 
 
-def _tiled_dots(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
-    """f32[n padded, R]: dot products with keys [n, d] on the fixed grid."""
-    tiled = np.zeros((padded(len(keys), TILE), keys.shape[1]), np.float32)
-    tiled[: len(keys)] = keys
-    return kernel.products(tiled, block.q, np.empty((len(tiled), len(block.q)), np.float32), block.place)
+def _dots_with(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
+    """f32[n padded, R]: dot products with keys [n, d]."""
+    whole = np.zeros((padded(len(keys), GRID), keys.shape[1]), np.float32)
+    whole[: len(keys)] = keys
+    return kernel.products(whole, block.q, np.empty((len(whole), len(block.q)), np.float32))
 
 
 class HeldTruth:
@@ -379,7 +378,7 @@ class HeldTruth:
             return [(held, captured)]
         blurred = (held.flags & KEY_BLUR) > 0
         exact, coded = (np.where(blurred == what, held.flags, 0).astype(np.uint8) for what in (False, True))
-        dots = _tiled_dots(block, self.decoded)[held.pos]
+        dots = _dots_with(block, self.decoded)[held.pos]
         return [
             (replace(held, flags=exact), captured),
             (replace(held, flags=coded, products=lambda: dots), self.decoded[held.pos]),
@@ -463,17 +462,14 @@ def true_pages(block: Dense, held: Held, pages: Pages, own: NDArray[np.float32])
     the keys of the slots."""
     src = block.source
     peak, mass = np.empty((2, len(pages.id), len(block.q)))
-    q = block.q.astype(np.float64)
-    at = 0
+    q, at = strips(block.q.astype(np.float64).T), 0
     while at < len(pages.id):
         stop = max(at + 1, int(np.searchsorted(pages.start, pages.start[at] + TILE, side="right")) - 1)
         a, b = pages.start[at], pages.start[stop]
-        keys = np.zeros((padded(int(b - a), TILE), src.layer.key_dim))
+        keys = np.zeros((padded(int(b - a), GRID), src.layer.key_dim))
         keys[: b - a] = own[a:b]
-        dots = np.empty((len(keys), len(q)))
-        for x in range(0, len(keys), TILE):
-            for r in range(0, len(q), ROWS):
-                dots[x : x + TILE, r : r + ROWS] = keys[x : x + TILE] @ q[r : r + ROWS].T
+        dots = np.empty((len(keys), len(block.q)))
+        product(keys, q, dots)
         kernel.page_stats64(
             dots[: b - a], np.ascontiguousarray(held.flags[:, a:b]), np.ascontiguousarray(held.every[a:b]), pages.start[at : stop + 1] - a,
             block.group, src.unit, src.cap, peak[at:stop], mass[at:stop],

@@ -1,11 +1,7 @@
-"""Dense attention in blocks of ROWS query rows.
+"""Dense attention in blocks of about ROWS query rows.
 
 Layout: `dots` is [n tokens, R rows], so that page maxima and sums run down the tokens and vectorise over the rows.
-Row r of a block belongs to step r // G and query head r % G of the kv head; rows beyond the last step are padding.
-
-Every product has the same shape, [TILE, d] x [d, ROWS] on tiles aligned to absolute positions, and a step has one place in it: BLAS
-rounds an element differently when the shape of the call changes, and some builds when its place does. So an element's bits depend on
-nothing else. `place` i64[m]: where a block's m rows stand in a product when some of its steps are left out; None: in a row from 0."""
+Row r of a block belongs to step r // G and query head r % G of the kv head; rows beyond the last step are padding."""
 
 from __future__ import annotations
 
@@ -14,9 +10,10 @@ from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
 from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.product import GRID, product, strips
 from kvsim.kernels.wide import wide
 
-ROWS = 256  # 64 rows reach two thirds of the speed of 256, and 1 024 no more (benchmarks/truth.py)
+ROWS = 256  # 64 rows take REPLACE_ME
 TILE = 512
 LOG2E = 1.4426950408889634
 PAGE = 16  # tokens whose sums make the denominator of dense attention; divides TILE
@@ -40,48 +37,31 @@ def visible(first: np.ndarray, last: np.ndarray, tokens: int) -> tuple[np.ndarra
     return flags, every
 
 
-def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
-    """keys [n, d] (n a multiple of TILE), queries [R, d], R a multiple of ROWS -> out [n, R], plain dot products."""
-    turned = _turned(queries, place)
-    for t in range(0, len(keys), TILE):
-        _product(keys[t : t + TILE], turned, out[t : t + TILE], place)
+def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """keys [n, d], queries [R, d], n and R multiples of GRID -> out [n, R], plain dot products."""
+    product(keys, strips(queries.T), out)
     return out
 
 
-def _turned(queries: np.ndarray, place: np.ndarray | None) -> list[np.ndarray]:
-    """[d, ROWS] for every product, the rows where they belong."""
-    if place is not None:
-        rows, queries = queries[: len(place)], np.zeros_like(queries)
-        queries[place] = rows
-    return [np.ascontiguousarray(queries[r : r + ROWS].T) for r in range(0, len(queries), ROWS)]
-
-
-def _product(keys: np.ndarray, turned: list[np.ndarray], out: np.ndarray, place: np.ndarray | None) -> None:
-    for i, q in enumerate(turned):
-        np.matmul(keys, q, out=out[:, i * ROWS : (i + 1) * ROWS])
-    if place is not None:
-        out[:, : len(place)] = out[:, place]
-
-
-def block(rows: np.ndarray) -> np.ndarray:
-    """Query rows f32[m, d] padded with zero rows to a multiple of ROWS."""
-    out = np.zeros((padded(max(1, len(rows)), ROWS), rows.shape[1]), np.float32)
+def block(rows: np.ndarray, least: int = 1) -> np.ndarray:
+    """Query rows f32[m, d] padded with zero rows to a multiple of GRID, at or above `least`."""
+    out = np.zeros((padded(max(least, len(rows)), GRID), rows.shape[1]), np.float32)
     out[: len(rows)] = rows
     return out
 
 
-def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass, place=None) -> None:
+def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass) -> None:
     """Products and the statistics of pages of PAGE tokens, tile by tile while a tile is in the cache: dots f32[n, R] of keys
     [n, d] and queries f32[R, d], or f32[TILE, R] where they are not kept; peak, mass f32[n / PAGE, R] as page_stats32 has them.
 
     keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 a tile at a time."""
     start, near = np.arange(0, TILE + 1, PAGE), np.empty((TILE, keys.shape[1]), np.float32)
-    turned, tokens, unit, cap = _turned(queries, place), len(peak) * PAGE, np.float32(unit), np.float32(cap)
+    turned, tokens, unit, cap = strips(queries.T), len(peak) * PAGE, np.float32(unit), np.float32(cap)
     ready, kept = keys.dtype == np.float32 and len(keys) == tokens, len(dots) == tokens
     for t in range(0, tokens, TILE):
         tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
         out = dots[tile] if kept else dots
-        _product(keys[tile] if ready else to_float32(keys[tile], out=near), turned, out, place)
+        product(keys[tile] if ready else to_float32(keys[tile], out=near), turned, out)
         page_stats32(out, flags[:, tile], every[tile], start, group, unit, cap, peak[p], mass[p])
 
 
@@ -90,31 +70,25 @@ def bend(dots, unit, cap):
     return cap * np.tanh(dots * unit / cap) if cap else dots * unit
 
 
-def output(dots, values, flags, every, group, unit, cap, lse, place=None) -> np.ndarray:
+def output(dots, values, flags, every, group, unit, cap, lse) -> np.ndarray:
     """Attention output f64[R, dv] over values [n, dv], float32 and padded or raw numbers as in `scan`; tile sums in float32, their total in
     float64."""
-    total, w = np.zeros((dots.shape[1], values.shape[1])), np.empty((TILE, dots.shape[1]), np.float32)
-    part, near = np.empty((ROWS, values.shape[1]), np.float32), lse.astype(np.float32)
-    seen, placed = flags.any(0), w if place is None else np.zeros_like(w)
-    ready, tokens = values.dtype == np.float32 and len(values) == len(dots), np.empty((TILE, values.shape[1]), np.float32)
+    rows, dim = dots.shape[1], values.shape[1]
+    total, w = np.zeros((rows, dim)), np.empty((TILE, rows), np.float32)
+    part, near, seen = np.empty((rows, padded(dim, GRID)), np.float32), lse.astype(np.float32), flags.any(0)
+    ready, tokens = values.dtype == np.float32 and len(values) == len(dots), np.empty((TILE, dim), np.float32)
     for t in range(0, len(dots), TILE):
         tile = slice(t, t + TILE)
         if seen[tile].any():
             weights(dots[tile], flags[:, tile], every[tile], group, np.float32(unit), np.float32(cap), near, w)
-            if place is not None:
-                placed[:, place] = w[:, : len(place)]
-            rows = values[tile] if ready else to_float32(values[tile], out=tokens)
-            for r in range(0, dots.shape[1], ROWS):
-                np.matmul(placed[:, r : r + ROWS].T, rows, out=part)
-                _add(total[r : r + ROWS], part)
-    if place is not None:
-        total[: len(place)] = total[place]
+            product(w.T, strips(values[tile] if ready else to_float32(values[tile], out=tokens)), part)
+            _add(total, part)
     return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _add(total, part):
-    """total f64[n, m] += part f32[n, m]; numpy's own casts a piece at a time first."""
+    """total f64[n, m] += part f32[n, m or more]; numpy's own casts a piece at a time first."""
     for i in range(total.shape[0]):
         into, row = total[i], part[i]
         for j in range(len(into)):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvsim.kernels import dense as kernel
 from kvsim.kernels.dense import LOG2E, PAGE, ROWS, TILE
 from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.product import GRID
 from kvsim.trace.open import Lane
 
 
@@ -55,7 +56,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     best = np.full((lay.q_heads, steps, top), -1, np.int32) if top else None
     tokens = kernel.padded(lane.request.total, TILE)
     per = max(1, ROWS // lay.group)
-    dots = np.empty((tokens if output or top else TILE, kernel.padded(per * lay.group, ROWS)), np.float32)
+    dots = np.empty((tokens if output or top else TILE, kernel.padded(min(per, steps) * lay.group, GRID)), np.float32)
     stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
@@ -67,7 +68,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             rows, part = len(t) * lay.group, np.s_[mine, i : i + per]
             flags, every = kernel.visible(np.array([lay.first_visible(int(x)) for x in t]), t, tokens)
             raw = lane.q[i : i + per, mine]
-            q = kernel.block(to_float32(raw.reshape(rows, -1)))
+            q = kernel.block(to_float32(raw.reshape(rows, -1)), dots.shape[1])
             sink = np.full(len(q), -1e300)
             if lay.sinks is not None:
                 sink[:rows] = np.tile(np.array(lay.sinks[mine]) * LOG2E, len(t))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvsim.engine.evolve import OBSERVED_ROWS
 from kvsim.kernels import dense
 from kvsim.kernels.dense import LOG2E, NONE, PAGE, ROWS, TILE
+from kvsim.kernels.product import GRID
 from tests import naive
 
 NO_SINK = -1e300
@@ -139,7 +140,7 @@ def test_bend_is_a_scale_and_a_soft_cap():
 
 # ------------------------------------------------------------------------------------------------ whole blocks
 def tiles(seed, n, rows, dim=8):
-    """Keys f32[n padded to TILE, d] and queries f32[rows padded to ROWS, d]."""
+    """Keys f32[n padded to TILE, d] and queries f32[rows padded to GRID, d]."""
     rng = np.random.default_rng(seed)
     keys = np.zeros((dense.padded(n, TILE), dim), np.float32)
     keys[:n] = rng.standard_normal((n, dim))
@@ -152,10 +153,11 @@ def test_padded(n, m, want):
 
 
 def test_a_block_is_padded_with_zero_rows():
-    rows = np.ones((ROWS + 1, 3), np.float32)
-    assert dense.block(rows).shape == (2 * ROWS, 3)
+    rows = np.ones((GRID + 1, 3), np.float32)
+    assert dense.block(rows).shape == (2 * GRID, 3)
+    assert dense.block(rows, 3 * GRID - 1).shape == (3 * GRID, 3)
     assert dense.block(rows).sum() == rows.sum()
-    assert dense.block(rows[:0]).shape == (ROWS, 3)
+    assert dense.block(rows[:0]).shape == (GRID, 3)
 
 
 @pytest.mark.parametrize(("n", "rows", "dim"), [(1, 1, 3), (TILE, ROWS, 8), (TILE + 1, 300, 16), (1100, 7, 5)])
@@ -170,16 +172,6 @@ def test_a_scan_is_products_and_page_statistics(n, rows, dim):
     peak, mass = naive.page_stats(dots[:, :3], np.repeat(flags, 3, 0).astype(bool), start, 0.3, 0.0)
     assert np.array_equal(np.where(peak == None, NONE, peak).astype(np.float32), stats[0][:, :3])  # noqa: E711
     assert np.allclose(stats[1][:, :3], mass, rtol=2e-6)
-
-
-@pytest.mark.parametrize("dim", [64, 66, 128])
-def test_a_product_has_the_same_bits_whatever_rows_stand_beside_it(dim):
-    """Some BLAS builds (OpenBLAS for Haswell and Zen) round the same numbers differently at different places of a float32 product."""
-    keys, q = tiles(1, 2 * TILE, ROWS, dim)
-    whole = dense.products(keys, q, np.empty((len(keys), len(q)), np.float32))
-    place = np.array([0, 5, 6, 7, 100, 250, ROWS - 1])
-    few = dense.products(keys, dense.block(q[place]), np.empty_like(whole), place)
-    assert np.array_equal(few[:, : len(place)], whole[:, place])
 
 
 @pytest.mark.parametrize("dim", [5, 64, 66, 128])
@@ -200,11 +192,11 @@ def test_an_output_has_the_same_bits_whatever_rows_stand_beside_it(cap):
     flags, every = np.ones((2, ROWS, len(keys)), np.uint8)
     dots, lse = dense.products(keys, q, np.empty((len(keys), len(q)), np.float32)), np.linspace(3.0, 9.0, ROWS)
     whole = dense.output(dots, values, flags, every[0], 1, 0.2, cap, lse)
-    place = np.array([0, 5, 6, 7, 100, 250, ROWS - 1])
-    few, near = np.zeros_like(dots), np.zeros(ROWS)
-    few[:, : len(place)], near[: len(place)] = dots[:, place], lse[place]
-    got = dense.output(few, values, flags, every[0], 1, 0.2, cap, near, place)
-    assert np.array_equal(got[: len(place)], whole[place])
+    some = np.array([0, 5, 6, 7, 100, 250, ROWS - 1])
+    few, near = np.zeros((len(keys), GRID), np.float32), np.zeros(GRID)
+    few[:, : len(some)], near[: len(some)] = dots[:, some], lse[some]
+    got = dense.output(few, values, flags[:GRID], every[0], 1, 0.2, cap, near)
+    assert np.array_equal(got[: len(some)], whole[some])
 
 
 seeds, few, groups, tokens = st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9), st.integers(1, 700)

@@ -1,0 +1,101 @@
+"""Products of matrices whose elements hang on their own row and column alone: sums over the inner dimension, ascending, each product fused
+with the sum before it and rounded once. BLAS rounds an element by the shape of the call, by its place there, and by who built it; these are
+the same bits in blocks of any cut, on every machine. Nor are they slower than OpenBLAS (benchmarks/grid.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import binding, ir
+from numba.core import types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+from numpy.typing import NDArray
+
+CACHE_LINE = 64  # bytes, and of a 512-bit register; narrower machines split it
+DOWN, ACROSS = (
+    (8, 2) if binding.get_host_cpu_features().get("avx512f") else (4, 1)
+)  # rows and vectors whose sums fit into the registers
+GRID = 32  # rows and columns in multiples of this are never short of a tile
+
+Array = NDArray[Any]
+
+
+def strips(b: Array) -> Array:
+    """[d, m] -> [S, d, W]: its columns in strips of one tile's width, on cache lines, with zeros up to a multiple of GRID columns."""
+    d, m = b.shape
+    width = ACROSS * CACHE_LINE // b.itemsize
+    many = -(-m // GRID) * GRID // width
+    room = np.empty(many * d * width + CACHE_LINE // b.itemsize, b.dtype)
+    first = -(room.ctypes.data // b.itemsize) % (CACHE_LINE // b.itemsize)
+    out: Array = room[first : first + many * d * width].reshape(many, d, width)
+    for s, strip in enumerate(out):
+        part = b[:, s * width : (s + 1) * width]
+        strip[:, : part.shape[1]] = part
+        strip[:, part.shape[1] :] = 0
+    return out
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def product(a: Array, b: Array, out: Array) -> None:
+    """out [n, m] = a [n, d] times what `strips` made b of; n and m multiples of GRID. float32 or float64, all three alike."""
+    width = b.shape[2]
+    for s in range(out.shape[1] // width):
+        strip, columns = b[s], out[:, s * width : (s + 1) * width]
+        for i in range(0, len(a), DOWN):
+            _tile(a[i : i + DOWN], strip, columns[i : i + DOWN])
+
+
+@intrinsic
+def _tile(typing, a, b, out):
+    """out [DOWN, W] = a [DOWN, d] times b [d, W]. In vectors, because all of its sums then stay in registers."""
+    number = ir.FloatType() if a.dtype == types.float32 else ir.DoubleType()
+    bits, word, lanes = a.dtype.bitwidth, ir.IntType(64), CACHE_LINE * 8 // a.dtype.bitwidth
+    vector, every = ir.VectorType(number, lanes), ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+
+    def code(context, builder, sig, args):
+        a, b, out = (make_array(kind)(context, builder, x) for kind, x in zip(sig.args, args, strict=True))
+        dim, before = builder.extract_value(b.shape, 0), builder.block
+        fma = builder.module.declare_intrinsic(f"llvm.fma.v{lanes}f{bits}", (), ir.FunctionType(vector, [vector] * 3))
+
+        def whole(i):
+            return ir.Constant(word, i)
+
+        def row(array, i):
+            """Where a row begins, in numbers."""
+            return builder.mul(builder.sdiv(builder.extract_value(array.strides, 0), whole(bits // 8)), i)
+
+        def at(array, place, kind=number):
+            return builder.bitcast(builder.gep(array.data, [place]), kind.as_pointer())
+
+        rows = [row(a, whole(r)) for r in range(DOWN)]
+        apart = builder.sdiv(builder.extract_value(a.strides, 1), whole(bits // 8))
+        loop, done = builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        j = builder.phi(word)
+        sums = [[builder.phi(vector) for _ in range(ACROSS)] for _ in range(DOWN)]
+        right, left = row(b, j), builder.mul(j, apart)
+        columns = [builder.load(at(b, builder.add(right, whole(c * lanes)), vector), align=CACHE_LINE) for c in range(ACROSS)]
+        for first, mine in zip(rows, sums, strict=True):
+            factor = builder.insert_element(
+                ir.Constant(vector, ir.Undefined), builder.load(at(a, builder.add(first, left))), ir.IntType(32)(0)
+            )
+            factor = builder.shuffle_vector(factor, factor, every)
+            for c, old in enumerate(mine):
+                old.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
+                mine[c] = builder.call(fma, [factor, columns[c], old])
+                old.add_incoming(mine[c], loop)
+        after = builder.add(j, whole(1))
+        j.add_incoming(whole(0), before)
+        j.add_incoming(after, loop)
+        builder.cbranch(builder.icmp_signed("<", after, dim), loop, done)
+        builder.position_at_end(done)
+        for r, mine in enumerate(sums):
+            for c, x in enumerate(mine):
+                builder.store(x, at(out, builder.add(row(out, whole(r)), whole(c * lanes)), vector), align=bits // 8)
+        return context.get_dummy_value()
+
+    return types.void(a, b, out), code
