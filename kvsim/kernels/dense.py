@@ -162,7 +162,7 @@ def page_stats32(dots, flags, every, start, group, unit, cap, peak, mass):
     flags u8[nb, n]: bit ALIVE where the token can be seen at the step; every u8[n]: alive at all steps; start i64[P + 1]."""
     wide()
     rows = dots.shape[1]
-    low = np.float32(NONE)
+    low, seen = np.float32(NONE), np.zeros(rows, np.bool_)
     for p in range(len(start) - 1):
         top, total = peak[p], mass[p]
         if cap == 0 and _fours(every, start[p], start[p + 1]):
@@ -177,9 +177,9 @@ def page_stats32(dots, flags, every, start, group, unit, cap, peak, mass):
                 for r in range(rows):
                     top[r] = larger32(x[r], top[r])
             else:
-                for r in range(min(rows, flags.shape[0] * group)):
-                    if flags[r // group, t] & ALIVE:
-                        top[r] = larger32(x[r], top[r])
+                _seeing(flags[:, t], group, seen)
+                for r in range(rows):
+                    top[r] = larger32(x[r] if seen[r] else low, top[r])
         for t in range(start[p], start[p + 1]):
             x = dots[t]
             if cap > 0:
@@ -190,9 +190,17 @@ def page_stats32(dots, flags, every, start, group, unit, cap, peak, mass):
                 for r in range(rows):
                     total[r] += exp2_32((x[r] - top[r]) * unit)
             else:
-                for r in range(min(rows, flags.shape[0] * group)):
-                    if flags[r // group, t] & ALIVE:
-                        total[r] += exp2_32((x[r] - top[r]) * unit)
+                _seeing(flags[:, t], group, seen)
+                for r in range(rows):
+                    total[r] += exp2_32((x[r] - top[r]) * unit) if seen[r] else np.float32(0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _seeing(flags, group, out):
+    """out bool[R]: whose step has a token alive, flags u8[N] of it."""
+    for i in range(len(flags)):
+        for r in range(i * group, min((i + 1) * group, len(out))):
+            out[r] = (flags[i] & ALIVE) != 0
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})
