@@ -128,7 +128,7 @@ class Tables:
 
 def of_study(cell: str, fewest: int = FEWEST) -> list[Context]:
     """The captured contexts of a cell of the study. Raises KvsimError below `fewest`."""
-    asked = next(c for c in _cells() if str(c) == cell)
+    asked = study.all_cells()[cell]
     paths = [asked.trace(study.root(), i) for i in range(study.CONTEXTS)]
     there = [p for p in paths if (p / "manifest.json").exists()]
     if len(there) < fewest:
@@ -205,7 +205,3 @@ def _code() -> str:
     parts = ("codecs", "engine", "kernels", "metrics", "policies", "replay", "trace", "truth")
     files = sorted(f for part in parts for f in (ROOT / "kvsim" / part).rglob("*.py")) + sorted((ROOT / "kvsim").glob("*.py"))
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
-
-
-def _cells() -> list[study.Cell]:
-    return [study.Cell(t, n, m) for m in study.MODELS for n in study.LENGTHS for t in study.TASKS]

