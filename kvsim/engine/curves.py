@@ -13,6 +13,7 @@ from kvsim.engine.attend import Dense, Held
 from kvsim.engine.reads import Picked
 from kvsim.kernels.buckets import bucket_values
 from kvsim.kernels.order import accumulate, add_rows, places, top_growth, union_growth
+from kvsim.kernels.product import times
 
 TOP_R = (1, 10, 64)  # how many of the largest logits; only 10 has a percentile, which costs as much as all the means
 KEPT = ("mass", "top10", "error")  # of every step, for percentiles; of the rest a sum is enough
@@ -205,7 +206,8 @@ def _output(block: Dense, row: int, read: NDArray[np.bool_]) -> NDArray[np.float
     logit = src.bend(block.dots[pos, row].astype(np.float64))
     top = max(logit.max(), block.sink[row])
     weight = np.exp2(logit - top)
-    return weight @ src.whole("v", block.head)[pos] / (weight.sum() + np.exp2(block.sink[row] - top))
+    values = src.whole("v", block.head)[pos].astype(np.float64)
+    return times(weight[None], values)[0] / (weight.sum() + np.exp2(block.sink[row] - top))
 
 
 def _far_parts(block: Dense, mass: NDArray[np.float32], size: int) -> NDArray[np.float64]:

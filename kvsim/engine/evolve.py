@@ -19,6 +19,7 @@ from kvsim.engine.recurrence import note
 from kvsim.engine.source import Prefix, Sight, Source
 from kvsim.errors import WrongUse
 from kvsim.geometry import ATTENTION
+from kvsim.kernels.product import times
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR, own_softmax
 from kvsim.policies import allocate
 from kvsim.policies.protocol import CODED, FULL, GONE, HOST, SSD, Chain, Ranking, Seen, State, Store
@@ -275,7 +276,7 @@ class Watch:
         q = self.source.queries(h, slice(i, i + 1)).astype(np.float64)
         flags = np.where(bank.key_blur[h, live], ALIVE | KEY_BLUR, ALIVE).astype(np.uint8)[None]
         if bank.key_blur[h, live].any() and getattr(self.readers[h].read.index, "keys", "exact") == "exact":
-            dots = q[0] @ self.source.rows("k", h, bank.pos[h, live]).T  # the truth is that of the keys as captured
+            dots = times(q[0], self.source.rows("k", h, bank.pos[h, live]).T)  # the truth is that of the keys as captured
         picked = self.readers[h].pick(
             self.source.steps[i : i + 1], np.array([t]), bank.pos[h, live], flags, q, OwnTruth(self.source, h, dots, q)
         )

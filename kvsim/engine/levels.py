@@ -17,6 +17,7 @@ from kvsim.engine.bank import Record
 from kvsim.engine.counterfactual import held_page_mass
 from kvsim.engine.pages import pages_of
 from kvsim.engine.reads import Picked
+from kvsim.kernels.product import times
 from kvsim.kernels.sparse import MASS, TOKENS
 
 Floats = NDArray[np.float64]
@@ -68,7 +69,7 @@ def _best_tokens(block: Dense, many: NDArray[np.int64]) -> tuple[Floats, Floats]
     np.put_along_axis(place, np.argsort(-p, axis=0, kind="stable"), np.arange(total)[:, None], 0)
     p *= place < many
     z = p.sum(0) + block.sink_mass
-    out = p.T @ block.source.whole("v", block.head)[:total] / np.where(z > 0, z, 1.0)[:, None]
+    out = times(p.T, block.source.whole("v", block.head)[:total].astype(np.float64)) / np.where(z > 0, z, 1.0)[:, None]
     return p, out
 
 

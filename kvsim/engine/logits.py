@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from kvsim.engine.source import Source
 from kvsim.kernels.dense import TILE, padded
+from kvsim.kernels.product import GRID, product, strips
 
 
 class Logits:
-    """dots f64[Hkv, R, columns], rows r = place in the block * G + g; keys f64[Hkv, columns, d]; column i64[Hkv, T]: that of a position.
-
-    All products are of `rows` query rows and TILE keys, so that an element has the same bits whatever stands beside it."""
+    """dots f64[Hkv, R, columns], rows r = place in the block * G + g; keys f64[Hkv, columns, d]; column i64[Hkv, T]: that of a position."""
 
     def __init__(self, source: Source, rows: int):
         lay = source.layer
-        self.source, self.rows = source, rows
-        self.q = np.empty((lay.kv_heads, padded(max(rows, lay.group), rows), lay.key_dim))
+        self.source = source
+        self.q = np.empty((lay.kv_heads, padded(max(rows, lay.group), GRID), lay.key_dim))
         self.column = np.zeros((lay.kv_heads, source.request.total), np.int64)
         self.keys = np.empty((lay.kv_heads, 0, lay.key_dim))
         self.dots = np.empty((lay.kv_heads, self.q.shape[1], 0))
@@ -45,6 +44,4 @@ class Logits:
         """The products of a kv head, or of the tiles that some columns lie in."""
         starts = range(0, self.width, TILE) if columns is None else sorted({int(x) // TILE * TILE for x in columns})
         for x in starts:
-            keys = self.keys[h, x : x + TILE].T
-            for r in range(0, self.q.shape[1], self.rows):
-                np.matmul(self.q[h, r : r + self.rows], keys, out=self.dots[h, r : r + self.rows, x : x + TILE])
+            product(self.q[h], strips(self.keys[h, x : x + TILE].T), self.dots[h, :, x : x + TILE])

@@ -200,7 +200,7 @@ class Recurrence:
             pos = np.flatnonzero(~out_of_reach & (unit >= 0))
             low, full = (np.bincount(unit[pos], x[e, pos], len(unit)) for x in self.own[head])
             if low.any() and full.any():
-                found.append(float(low @ full / np.sqrt((low @ low) * (full @ full))))
+                found.append(float(np.sum(low * full) / np.sqrt(np.sum(low * low) * np.sum(full * full))))
         return float(np.mean(found)) if found else np.nan
 
 

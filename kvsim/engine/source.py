@@ -30,6 +30,7 @@ from kvsim.geometry import (
 )
 from kvsim.kernels.dense import LOG2E, TILE, bend, padded
 from kvsim.kernels.numbers import to_float32, to_float64
+from kvsim.kernels.product import times
 
 Raw = NDArray[Any]  # float32, float16, or the bits of bfloat16 as uint16
 NO_SINK = -1e300
@@ -142,7 +143,7 @@ class Source:
         first, first + 1, …; 0 where a query does not see a key."""
         pos = first + np.arange(len(keys))
         since = np.array([self.layer.first_visible(int(x)) for x in t])
-        x = np.where((pos <= t[:, None]) & (pos >= since[:, None]), self.bend(q @ keys.T), -np.inf)
+        x = np.where((pos <= t[:, None]) & (pos >= since[:, None]), self.bend(times(q, keys.T)), -np.inf)
         sink = self.sinks[head, g]
         top = np.maximum(x.max(1), sink)[:, None]
         e = np.exp2(x - top)

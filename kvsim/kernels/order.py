@@ -125,7 +125,7 @@ def _by_steps(score: np.ndarray, kind: np.ndarray, bits: int, order: np.ndarray)
     keys = np.empty(score.shape, np.uint32)
     if not _pack_steps(score, kind, bits, keys):
         return False
-    if keys.shape[1] > FEW:
+    if score.shape[1] > FEW:
         _by_digits(keys, bits)
     else:
         keys.sort(axis=1)

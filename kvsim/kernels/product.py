@@ -38,6 +38,16 @@ def strips(b: Array) -> Array:
     return out
 
 
+def times(a: Array, b: Array) -> Array:
+    """a [n, d] times b [d, m], of one dtype and any shape."""
+    n, m = len(a), b.shape[1]
+    rows = np.zeros((-(-n // GRID) * GRID, a.shape[1]), a.dtype)
+    rows[:n] = a
+    out = np.empty((len(rows), -(-m // GRID) * GRID), a.dtype)
+    product(rows, strips(b), out)
+    return out[:n, :m]
+
+
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def product(a: Array, b: Array, out: Array) -> None:
     """out [n, m] = a [n, d] times what `strips` made b of; n and m multiples of GRID. float32 or float64, all three alike."""

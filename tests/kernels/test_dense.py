@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine.evolve import OBSERVED_ROWS
 from kvsim.kernels import dense
 from kvsim.kernels.dense import LOG2E, NONE, PAGE, ROWS, TILE
 from kvsim.kernels.product import GRID
@@ -172,17 +171,6 @@ def test_a_scan_is_products_and_page_statistics(n, rows, dim):
     peak, mass = naive.page_stats(dots[:, :3], np.repeat(flags, 3, 0).astype(bool), start, 0.3, 0.0)
     assert np.array_equal(np.where(peak == None, NONE, peak).astype(np.float32), stats[0][:, :3])  # noqa: E711
     assert np.allclose(stats[1][:, :3], mass, rtol=2e-6)
-
-
-@pytest.mark.parametrize("dim", [5, 64, 66, 128])
-def test_a_float64_product_has_the_same_bits_wherever_it_stands(dim):
-    """What gathered slots rely on."""
-    keys, q = (x.astype(np.float64) for x in tiles(1, TILE, ROWS, dim))
-    rng = np.random.default_rng(2)
-    for rows in (ROWS, OBSERVED_ROWS):
-        of, to = rng.permutation(TILE), rng.permutation(rows)
-        assert np.array_equal(keys[of] @ q[to].T, (keys @ q[:rows].T)[of][:, to])
-        assert np.array_equal(q[to] @ keys[of].T, (q[:rows] @ keys.T)[to][:, of])
 
 
 @pytest.mark.parametrize("cap", [0.0, 3.0])

@@ -9,23 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.kernels.product import GRID, product, strips
+from kvsim.kernels.product import GRID, product, strips, times
 
 KINDS = [np.float32, np.float64]
-
-
-def times(a, b):
-    """a [n, d] times b [d, m], cut to what was asked for."""
-    n, m = len(a), b.shape[1]
-    whole = np.zeros((n + -n % GRID, a.shape[1]), a.dtype)
-    whole[:n] = a
-    out = np.full((len(whole), m + -m % GRID), 7, a.dtype)
-    product(whole, strips(b), out)
-    if np.isfinite(b).all():
-        assert not out[n:].any()
-    if np.isfinite(a).all():
-        assert not out[:, m:].any()
-    return out[:n, :m]
 
 
 def fused(row, column):
@@ -66,6 +52,16 @@ def test_the_same_bits_whatever_stands_beside_it_and_where(kind, d):
     assert np.array_equal(times(a[of], b[:, to]), whole[of][:, to])
     assert np.array_equal(times(a[[5] * 40], b[:, [9] * 70]), np.full((40, 70), whole[5, 9]))
     assert np.array_equal(times(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)), whole.T)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_added_to_fill_a_tile_is_zero(kind):
+    for m in (1, GRID - 1, GRID, GRID + 1):
+        b = strips(np.ones((3, m), kind))
+        assert b.size == 3 * (m + -m % GRID)
+        assert b.sum() == 3 * m
+    assert times(np.ones((0, 3), kind), np.ones((3, 2), kind)).shape == (0, 2)
+    assert times(np.ones((2, 3), kind), np.ones((3, 0), kind)).shape == (2, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
