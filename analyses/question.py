@@ -25,7 +25,7 @@ WIDE = "needle/short/gemma3"  # keys of 256 channels, one kv head, most layers w
 LONG = "needle/long/smollm2"
 Tabled = tuple[list[str], list[list[str]], list[str]]
 ROUNDED = 1e-6  # so far a claim's number of another capture may lie beside its interval, of 1 + its size: without spread it has no width
-CLOSE = 1e-4  # a row measured again is the same up to so much of 1 + its size: other BLAS builds round otherwise
+CLOSE = 1e-4  # a row measured again is the same up to so much of 1 + its size: a CPU without fused multiply-adds rounds otherwise
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: numba and BLAS. Compiled code is cached beside these files, or where numba can write; see `_cache`."""
+"""Arrays in, arrays out, in numba. Compiled code is cached beside these files, or where numba can write; see `_cache`."""
 
 from __future__ import annotations
 
