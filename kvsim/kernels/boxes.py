@@ -16,10 +16,10 @@ from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
 from kvsim.kernels.exp import larger64, smaller64
+from kvsim.kernels.product import WIDE
 
 Floats = NDArray[np.float64]
-TILE = 16  # pages whose sums stay in registers,
-QUERIES = 3  # for so many queries: sums wait for the ones before them, and AVX2 has no registers for a fourth
+TILE, QUERIES = (32, 4) if WIDE else (16, 3)  # pages and queries whose sums stay in registers: sums wait for the ones before them
 VECTOR = 8  # numbers of a 512-bit register; narrower machines split it
 
 

@@ -15,27 +15,41 @@ from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
 CACHE_LINE = 64  # bytes, and of a 512-bit register; narrower machines split it
-DOWN, ACROSS = (
-    (8, 2) if binding.get_host_cpu_features().get("avx512f") else (4, 1)
-)  # rows and vectors whose sums fit into the registers
+WIDE = binding.get_host_cpu_features().get("avx512f", False) and not numba.config.CPU_NAME  # else compiled for another CPU
+DOWN, ACROSS = (8, 2) if WIDE else (4, 1)  # rows and vectors of a tile whose sums fit into the registers
 GRID = 32  # rows and columns in multiples of this are never short of a tile
 
 Array = NDArray[Any]
 
 
-def strips(b: Array) -> Array:
-    """[d, m] -> [S, d, W]: its columns in strips of one tile's width, on cache lines, with zeros up to a multiple of GRID columns."""
+def strips(b: Array, out: Array | None = None) -> Array:
+    """[d, m] -> [S, d, W]: its columns in strips of one tile's width, on cache lines, with zeros up to a multiple of GRID columns. out: what it
+    made of another of that shape, written over."""
+    if out is None:
+        out = _room(b)
+    _pack(b, out)
+    return out
+
+
+def _room(b: Array) -> Array:
     d, m = b.shape
     width = ACROSS * CACHE_LINE // b.itemsize
     many = -(-m // GRID) * GRID // width
     room = np.empty(many * d * width + CACHE_LINE // b.itemsize, b.dtype)
     first = -(room.ctypes.data // b.itemsize) % (CACHE_LINE // b.itemsize)
-    out: Array = room[first : first + many * d * width].reshape(many, d, width)
-    for s, strip in enumerate(out):
-        part = b[:, s * width : (s + 1) * width]
-        strip[:, : part.shape[1]] = part
-        strip[:, part.shape[1] :] = 0
-    return out
+    return room[first : first + many * d * width].reshape(many, d, width)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _pack(b, out):
+    """numpy's own copies, of pieces of a row, take twice as long."""
+    many, d, width = out.shape
+    for j in range(d):
+        for s in range(many):
+            into, part = out[s, j], b[j, s * width : (s + 1) * width]
+            for c in range(len(part)):
+                into[c] = part[c]
+            into[len(part) :] = 0
 
 
 def times(a: Array, b: Array) -> Array:

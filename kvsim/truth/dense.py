@@ -60,8 +60,8 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
-        keys = to_float32(lane.k[h], tokens)
-        longest = float(np.sqrt(np.einsum("td,td->t", keys, keys).max())) if top else 0.0
+        keys = to_float32(lane.k[h], tokens) if top else None
+        longest = 0.0 if keys is None else float(np.sqrt(np.einsum("td,td->t", keys, keys).max()))
         mine = slice(h * lay.group, (h + 1) * lay.group)
         for i in range(0, steps, per):
             t = lane.t[i : i + per]
@@ -72,7 +72,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             sink = np.full(len(q), -1e300)
             if lay.sinks is not None:
                 sink[:rows] = np.tile(np.array(lay.sinks[mine]) * LOG2E, len(t))
-            kernel.scan(keys, q, flags, every, lay.group, unit, cap, dots, *stats)
+            kernel.scan(lane.k[h], q, flags, every, lay.group, unit, cap, dots, *stats)
             denominator = np.empty(len(q))
             kernel.denominator(*stats, sink, np.float32(unit), np.float32(cap), denominator)
             here = np.empty((2, pages, rows), np.float32)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvsim.kernels import dense
 from kvsim.kernels.dense import LOG2E, NONE, PAGE, ROWS, TILE
+from kvsim.kernels.order import FEW
 from kvsim.kernels.product import GRID
 from tests import naive
 
@@ -211,6 +212,28 @@ def test_output(seed, steps, group, n, value_dim, cap, size):
 
 
 # ------------------------------------------------------------------------------------------------ the strongest tokens
+@pytest.mark.parametrize("pages", [10, 65, FEW, 2 * FEW - 1, 2 * FEW, 5 * FEW + 3])
+@pytest.mark.parametrize("keep", [1, 10, 64])
+@pytest.mark.parametrize("kind", ["plain", "ties", "together"])
+def test_the_floor_of_many_pages(pages, keep, kind):
+    rng = np.random.default_rng(pages)
+    peak = rng.standard_normal((pages, 40)).astype(np.float32)
+    if kind == "ties":
+        peak = np.sign(peak)
+    if kind == "together":  # the largest are neighbours, which count as one at first
+        peak = np.sort(peak, axis=0)
+    error = np.full(40, 0.25, np.float32)
+    found = dense.floors(peak, keep, error)
+    if pages <= keep:
+        assert (found == NONE / 2).all()
+        return
+    want = np.sort(peak, axis=0)[-keep] - 2 * error
+    assert (found <= want).all()
+    if kind == "plain":
+        assert (found == want).all()
+    assert (found > want - 3).all()
+
+
 @given(seeds, few, groups, tokens, st.sampled_from([1, 10, 64]), st.sampled_from(["plain", "ties", "close"]), st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_the_strongest_tokens_are_those_of_float64(seed, steps, group, n, many, kind, whole):
