@@ -71,21 +71,22 @@ def bend(dots, unit, cap):
     return cap * np.tanh(dots * unit / cap) if cap else dots * unit
 
 
-def output(dots, values, flags, every, group, unit, cap, lse) -> np.ndarray:
+def output(dots, values, flags, every, group, unit, cap, lse, beside=None) -> np.ndarray:
     """Attention output f64[R, dv] over values [n, dv], float32 and padded or raw numbers as in `scan`; tile sums in float32, their total in
-    float64."""
+    float64. beside: called with every tile (a slice) that is seen, while its products are near."""
     rows, dim = dots.shape[1], values.shape[1]
     total, w = np.zeros((rows, dim)), np.empty((TILE, rows), np.float32)
     part, near, seen = np.empty((rows, padded(dim, GRID)), np.float32), lse.astype(np.float32), flags.any(0)
-    ready, tokens = values.dtype == np.float32 and len(values) == len(dots), np.empty((TILE, dim), np.float32)
     there = None
     for t in range(0, len(dots), TILE):
         tile = slice(t, t + TILE)
         if seen[tile].any():
             weights(dots[tile], flags[:, tile], every[tile], group, np.float32(unit), np.float32(cap), near, w)
-            there = strips(values[tile] if ready else to_float32(values[tile], out=tokens), there)
+            there = strips(values[tile], TILE, there)
             product(w.T, there, part)
             _add(total, part)
+            if beside is not None:
+                beside(tile)
     return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
 
 
@@ -108,19 +109,42 @@ def _turn(x, out):
                 into[i] = x[i, j]
 
 
+class Strongest:
+    """The `many` tokens of highest logits of every row, ties to the lower slot, from pages that are looked at while they are near.
+
+    dots [n, R], flags, every: of the slots, start i64[P + 1] of pages over these, peak f32[P, R] the largest product of each; keys [n, d],
+    queries [R, d]; longest: the largest L2 norm of a key, which bounds the error of a float32 product. Candidates are tokens whose product is
+    at least `floors`; those that may be among the best up to that error are compared in float64."""
+
+    def __init__(self, dots, flags, every, start, peak, keys, queries, group, longest, many):
+        rows = len(queries)
+        error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
+        self.slots = dots, flags, every, start, peak, floors(peak, many, error.astype(np.float32)), group
+        self.exact = error, keys, queries
+        self.waiting = (
+            np.empty((rows, CANDIDATES * many), np.int32),
+            np.empty((rows, CANDIDATES * many), np.float32),
+            np.zeros(rows, np.int64),
+        )
+        self.best = np.zeros((rows, many), np.int32), np.zeros((rows, many)), np.zeros(rows, np.int64)
+
+    def look(self, first: int, stop: int) -> None:
+        """At pages first ... stop; all once, in order."""
+        _look(first, stop, *self.slots, *self.exact, *self.waiting, *self.best)
+
+    def told(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(slots i32[R, many], their dot products f64, how many i64[R]), once all pages were looked at."""
+        _settle(*self.exact, *self.waiting, *self.best)
+        return self.best
+
+
 def best_tokens(
     dots, flags, every, start, peak, keys, queries, group, longest, many
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(slots i32[R, many], their dot products f64, how many i64[R]) of the highest logits, ties to the lower slot.
-
-    start i64[P + 1]: pages over slots, peak their largest products; longest: the largest L2 norm of a key, which bounds the error
-    of a float32 product."""
-    error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
-    best, count = np.zeros((len(queries), many), np.int32), np.zeros(len(queries), np.int64)
-    value = np.zeros(best.shape)
-    floor = floors(peak, many, error.astype(np.float32))
-    top_tokens(dots, flags, every, start, peak, floor, error, keys, queries, group, best, value, count)
-    return best, value, count
+    """What `Strongest` tells of all pages."""
+    strongest = Strongest(dots, flags, every, start, peak, keys, queries, group, longest, many)
+    strongest.look(0, len(peak))
+    return strongest.told()
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -308,16 +332,12 @@ def weights(dots, flags, every, group, unit, cap, top, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def top_tokens(dots, flags, every, start, peak, floor, error, keys, queries, group, best, value, count):
-    """The highest dot products of every row, ties to the lower position: best i32[R, K], the first count[r] of a row.
-
-    Candidates are tokens whose float32 product is at least floor[r] (see `floors`); those that may be among the best up to error f64[R]
-    are compared in float64. value f64[R, K] is scratch. Pages outside and rows inside, so that the columns of a page are read while
-    they are near."""
-    rows, most = min(best.shape[0], flags.shape[0] * group), CANDIDATES * best.shape[1]
-    found, near, many = np.empty((rows, most), np.int32), np.empty((rows, most), np.float32), np.zeros(rows, np.int64)
-    count[:rows] = 0
-    for p in range(len(start) - 1):
+def _look(
+    first, stop, dots, flags, every, start, peak, floor, group, error, keys, queries, found, near, many, best, value, count
+):
+    """Pages outside and rows inside, so that the columns of a page are read while they are near."""
+    rows, most = min(len(count), flags.shape[0] * group), found.shape[1]
+    for p in range(first, stop):
         for r in range(rows):
             if peak[p, r] < floor[r]:
                 continue
@@ -330,7 +350,11 @@ def top_tokens(dots, flags, every, start, peak, floor, error, keys, queries, gro
                     many[r] = 0
                 found[r, many[r]], near[r, many[r]] = t, x
                 many[r] += 1
-    for r in range(rows):
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _settle(error, keys, queries, found, near, many, best, value, count):
+    for r in range(len(count)):
         n = many[r]
         count[r] = _enter(found[r, :n], near[r, :n], error[r], keys, queries[r], best[r], value[r], count[r])
 
@@ -371,35 +395,17 @@ def floors(peak: np.ndarray, keep: int, error: np.ndarray) -> np.ndarray:
     """f32[R]: no token below it can be among the `keep` best of its row; error f32[R] bounds |float32 product - true|.
 
     At least `keep` tokens reach the keep-th largest maximum of a page, so the true keep-th best lies at most 2 * error below it. Of many pages
-    a few neighbours count as one first: of what reaches the floor that this gives the same number is found at a third of the time."""
+    some neighbours count as one: the floor is a little lower, and found in a tenth of the time."""
     pages, rows = peak.shape
-    fold = max(1, pages // max(FEW, 4 * keep))
+    fold = max(1, pages // max(FEW, 8 * keep))
     if pages // fold <= keep:
         return np.full(rows, np.float32(NONE / 2))
-    some = peak if fold == 1 else peak[: pages // fold * fold].reshape(-1, fold, rows).max(1)
-    by_row = np.empty(some.shape[::-1], np.float32)
-    _turn(some, by_row)
-    by_row.sort(axis=1)
-    kth = by_row[:, -keep].copy()
     if fold > 1:
-        _raise(peak, keep, kth)
-    return np.maximum(kth - 2 * error, np.float32(NONE / 2)).astype(np.float32)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _raise(peak, keep, low):
-    """low f32[R], not above the keep-th largest number of a column of peak [P, R], becomes that number where few reach it."""
-    rows, room = len(low), 4 * keep
-    near, many = np.empty((rows, room), np.float32), np.zeros(rows, np.int64)
-    for p in range(len(peak)):
-        for r in range(rows):
-            if peak[p, r] >= low[r]:
-                if many[r] < room:
-                    near[r, many[r]] = peak[p, r]
-                many[r] += 1
-    for r in range(rows):
-        if many[r] <= room:
-            low[r] = np.partition(near[r, : many[r]], many[r] - keep)[many[r] - keep]
+        peak = peak[: pages // fold * fold].reshape(-1, fold, rows).max(1)
+    by_row = np.empty(peak.shape[::-1], np.float32)
+    _turn(peak, by_row)
+    by_row.sort(axis=1)
+    return np.maximum(by_row[:, -keep] - 2 * error, np.float32(NONE / 2)).astype(np.float32)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})

@@ -22,7 +22,7 @@ def has_halves() -> bool:
 
 
 @intrinsic
-def _half(typing, x):
+def half_to_float(typing, x):
     def code(context, builder, sig, args):
         if has_halves():
             return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
@@ -40,7 +40,7 @@ def _half(typing, x):
 
 
 @intrinsic
-def _brain(typing, x):
+def brain_to_float(typing, x):
     def code(context, builder, sig, args):
         word = ir.IntType(32)
         return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
@@ -52,7 +52,7 @@ def _brain(typing, x):
 def _halves(bits, out):
     for t in range(bits.shape[0]):
         for j in range(bits.shape[1]):
-            out[t, j] = _half(bits[t, j])
+            out[t, j] = half_to_float(bits[t, j])
 
 
 def to_float32(x: np.ndarray, rows: int | None = None, out: np.ndarray | None = None) -> np.ndarray:
@@ -76,7 +76,7 @@ def _some_halves(bits, rows, out):
     for i in range(len(rows)):
         row, into = bits[rows[i]], out[i]
         for j in range(len(near)):
-            near[j] = _half(row[j])
+            near[j] = half_to_float(row[j])
         for j in range(len(near)):  # a loop of its own: from half to double there is no instruction
             into[j] = near[j]
 
@@ -86,7 +86,7 @@ def _some_brains(bits, rows, out):
     for i in range(len(rows)):
         row, into = bits[rows[i]], out[i]
         for j in range(len(row)):
-            into[j] = _brain(row[j])
+            into[j] = brain_to_float(row[j])
 
 
 def to_float64(x: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -14,6 +14,8 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
+from kvsim.kernels.numbers import brain_to_float, half_to_float
+
 CACHE_LINE = 64  # bytes, and of a 512-bit register; narrower machines split it
 WIDE = binding.get_host_cpu_features().get("avx512f", False) and not numba.config.CPU_NAME  # else compiled for another CPU
 DOWN, ACROSS = (8, 2) if WIDE else (4, 1)  # rows and vectors of a tile whose sums fit into the registers
@@ -22,34 +24,56 @@ GRID = 32  # rows and columns in multiples of this are never short of a tile
 Array = NDArray[Any]
 
 
-def strips(b: Array, out: Array | None = None) -> Array:
-    """[d, m] -> [S, d, W]: its columns in strips of one tile's width, on cache lines, with zeros up to a multiple of GRID columns. out: what it
-    made of another of that shape, written over."""
+def strips(b: Array, rows: int | None = None, out: Array | None = None) -> Array:
+    """[d, m] -> [S, d or rows, W]: its columns in strips of one tile's width, on cache lines, with zeros up to a multiple of GRID columns and
+    to so many rows. b: float64, or raw numbers (kernels.numbers) that become float32; out: what it made of another of that shape, written
+    over."""
+    kind = np.dtype(np.float64 if b.dtype == np.float64 else np.float32)
     if out is None:
-        out = _room(b)
-    _pack(b, out)
+        out = _room(rows or len(b), b.shape[1], kind)
+    if b.dtype.itemsize == 2:
+        _pack_raw(b.view(np.uint16), b.dtype == np.float16, out)
+    else:
+        _pack(b, out)
     return out
 
 
-def _room(b: Array) -> Array:
-    d, m = b.shape
-    width = ACROSS * CACHE_LINE // b.itemsize
+def _room(d: int, m: int, kind: np.dtype[Any]) -> Array:
+    width = ACROSS * CACHE_LINE // kind.itemsize
     many = -(-m // GRID) * GRID // width
-    room = np.empty(many * d * width + CACHE_LINE // b.itemsize, b.dtype)
-    first = -(room.ctypes.data // b.itemsize) % (CACHE_LINE // b.itemsize)
+    room = np.empty(many * d * width + CACHE_LINE // kind.itemsize, kind)
+    first = -(room.ctypes.data // kind.itemsize) % (CACHE_LINE // kind.itemsize)
     return room[first : first + many * d * width].reshape(many, d, width)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _pack(b, out):
     """numpy's own copies, of pieces of a row, take twice as long."""
-    many, d, width = out.shape
-    for j in range(d):
+    many, _, width = out.shape
+    for j in range(len(b)):
         for s in range(many):
             into, part = out[s, j], b[j, s * width : (s + 1) * width]
             for c in range(len(part)):
                 into[c] = part[c]
             into[len(part) :] = 0
+    out[:, len(b) :] = 0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _pack_raw(b, half, out):
+    """The same of 16-bit numbers."""
+    many, _, width = out.shape
+    for j in range(len(b)):
+        for s in range(many):
+            into, part = out[s, j], b[j, s * width : (s + 1) * width]
+            if half:
+                for c in range(len(part)):
+                    into[c] = half_to_float(part[c])
+            else:
+                for c in range(len(part)):
+                    into[c] = brain_to_float(part[c])
+            into[len(part) :] = 0
+    out[:, len(b) :] = 0
 
 
 def times(a: Array, b: Array) -> Array:

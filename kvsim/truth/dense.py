@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     per = max(1, ROWS // lay.group)
     dots = np.empty((tokens if output or top else TILE, kernel.padded(min(per, steps) * lay.group, GRID)), np.float32)
     stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
+    start = np.arange(0, tokens + 1, PAGE)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
         keys = to_float32(lane.k[h], tokens) if top else None
@@ -80,13 +81,23 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             told[h].append(here)
             shape = (len(t), lay.group, -1)
             lse[part] = _heads_first(denominator / LOG2E, shape)[..., 0]
+            strongest = None
+            if keys is not None:
+                strongest = kernel.Strongest(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
             if out is not None:
-                out[part] = _heads_first(kernel.output(dots, lane.v[h], flags, every, lay.group, unit, cap, denominator), shape)
-            if best is not None:
-                start = np.arange(0, tokens + 1, PAGE)
-                found, _, count = kernel.best_tokens(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
+                beside = None if strongest is None else partial(_look, strongest)
+                found = kernel.output(dots, lane.v[h], flags, every, lay.group, unit, cap, denominator, beside)
+                out[part] = _heads_first(found, shape)
+            elif strongest is not None:
+                strongest.look(0, len(stats[0]))
+            if best is not None and strongest is not None:
+                found, _, count = strongest.told()
                 best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
     return Truth(lane.steps, lane.t, lse, out, best, tuple(map(tuple, told)))
+
+
+def _look(strongest: kernel.Strongest, tile: slice) -> None:
+    strongest.look(tile.start // PAGE, tile.stop // PAGE)
 
 
 def _heads_first(rows: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[Any]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.kernels.numbers import to_float32
 from kvsim.kernels.product import GRID, product, strips, times
 
 KINDS = [np.float32, np.float64]
@@ -77,6 +78,16 @@ def test_rows_that_lie_apart(kind):
     assert np.array_equal(wide[:, GRID : 3 * GRID], out[1])
     assert not wide[:, :GRID].any()
     assert not wide[:, 3 * GRID :].any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_raw_numbers_are_packed_as_float32(dtype):
+    bits = np.random.default_rng(1).integers(0, 2**16, (50, 45)).astype(np.uint16)
+    raw = bits.view(np.float16) if dtype == "float16" else bits
+    want, found = strips(to_float32(raw, 60)), strips(raw, 60)
+    assert np.array_equal(found, want, equal_nan=True)
+    found[:] = 7
+    assert np.array_equal(strips(raw, 60, found), want, equal_nan=True)
 
 
 def test_what_is_no_number_stays_with_its_row_and_column():
