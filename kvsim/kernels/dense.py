@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
-from kvsim.kernels.numbers import to_float32
+from kvsim.kernels.numbers import brains, halves, to_float32
 from kvsim.kernels.order import FEW
 from kvsim.kernels.product import GRID, product, strips
 from kvsim.kernels.wide import wide
@@ -57,13 +57,34 @@ def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass) -> Non
 
     keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 a tile at a time."""
     start, near = np.arange(0, TILE + 1, PAGE), np.empty((TILE, keys.shape[1]), np.float32)
-    turned, tokens, unit, cap = strips(queries.T), len(peak) * PAGE, np.float32(unit), np.float32(cap)
-    ready, kept = keys.dtype == np.float32 and len(keys) == tokens, len(dots) == tokens
-    for t in range(0, tokens, TILE):
-        tile, p = slice(t, t + TILE), slice(t // PAGE, (t + TILE) // PAGE)
-        out = dots[tile] if kept else dots
-        product(keys[tile] if ready else to_float32(keys[tile], out=near), turned, out)
-        page_stats32(out, flags[:, tile], every[tile], start, group, unit, cap, peak[p], mass[p])
+    given = strips(queries.T), flags, every, start, group, np.float32(unit), np.float32(cap), dots, peak, mass
+    if keys.dtype.itemsize == 2:
+        _scan_raw(keys.view(np.uint16), keys.dtype == np.float16, near, *given)
+        return
+    for t in range(0, len(peak) * PAGE, TILE):
+        rows = keys[t : t + TILE]
+        _scan_tile(rows if len(rows) == TILE else to_float32(rows, out=near), t, *given)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scan_raw(keys, half, near, turned, flags, every, start, group, unit, cap, dots, peak, mass):
+    for t in range(0, len(peak) * PAGE, TILE):
+        rows = keys[t : t + TILE]
+        if half:
+            halves(rows, near)
+        else:
+            brains(rows, near)
+        near[len(rows) :] = 0
+        _scan_tile(near, t, turned, flags, every, start, group, unit, cap, dots, peak, mass)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scan_tile(keys, t, turned, flags, every, start, group, unit, cap, dots, peak, mass):
+    """keys f32[TILE, d] of the tokens from t on."""
+    out = dots[t : t + TILE] if len(dots) == len(peak) * PAGE else dots
+    first, stop = t // PAGE, (t + TILE) // PAGE
+    product(keys, turned, out)
+    page_stats32(out, flags[:, t : t + TILE], every[t : t + TILE], start, group, unit, cap, peak[first:stop], mass[first:stop])
 
 
 def bend(dots, unit, cap):

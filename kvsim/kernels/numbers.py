@@ -49,10 +49,19 @@ def brain_to_float(typing, x):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _halves(bits, out):
+def halves(bits, out):
+    """out f32[n or more, d] = float16 bits [n, d]."""
     for t in range(bits.shape[0]):
         for j in range(bits.shape[1]):
             out[t, j] = half_to_float(bits[t, j])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def brains(bits, out):
+    """The same of bfloat16."""
+    for t in range(bits.shape[0]):
+        for j in range(bits.shape[1]):
+            out[t, j] = brain_to_float(bits[t, j])
 
 
 def to_float32(x: np.ndarray, rows: int | None = None, out: np.ndarray | None = None) -> np.ndarray:
@@ -62,9 +71,9 @@ def to_float32(x: np.ndarray, rows: int | None = None, out: np.ndarray | None = 
     else:
         out[len(x) :] = 0
     if x.dtype == np.float16:
-        _halves(x.view(np.uint16), out)
+        halves(x.view(np.uint16), out)
     elif x.dtype == np.uint16:
-        np.left_shift(x, 16, out=out.view(np.uint32)[: len(x)], dtype=np.uint32, casting="unsafe")
+        brains(x, out)
     else:
         out[: len(x)] = x
     return out
