@@ -73,13 +73,18 @@ def draw() -> None:
 
 
 def table(told: list[dict[str, Any]]) -> str:
-    """The newest run of every machine, side by side: a row for each race and what it measured."""
-    newest = {e["machine"]: e for e in told}
-    lines = [f"*{chr(65 + i)}*: {machine}; {e['commit']}, {e['date']}." for i, (machine, e) in enumerate(newest.items())]
+    """The newest run of every race on every machine, side by side: a row for each race and what it measured."""
+    newest: dict[str, dict[str, dict[str, Any]]] = {}
+    for e in told:
+        for race in e["gates"]:
+            newest.setdefault(e["machine"], {})[race] = e
+    lines: list[str] = []
     cells: dict[tuple[str, str, str], list[str]] = {}
-    for i, e in enumerate(newest.values()):
-        for race, gates in e["gates"].items():
-            for text, (measured, asked) in gates.items():
+    for i, (machine, races) in enumerate(newest.items()):
+        runs = dict.fromkeys(f"{e['commit']} ({e['date']})" for e in races.values())
+        lines.append(f"*{chr(65 + i)}*: {machine}; {', '.join(runs)}.")
+        for race, e in races.items():
+            for text, (measured, asked) in e["gates"][race].items():
                 missed = " (missed)" if asked is not None and measured < asked else ""
                 row = cells.setdefault((race, text, "" if asked is None else f"{asked:g}"), [""] * len(newest))
                 row[i] = f"{measured:.3g}{missed}"
