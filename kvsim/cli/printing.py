@@ -46,6 +46,10 @@ def progress_bar(what: str = "replay") -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _lines() if what == "sweep" else lambda done, tasks: None
         return
+    from kvsim.kernels import compiled
+
+    if not compiled():
+        complain("kernels are compiled first, once: later runs start at once")
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

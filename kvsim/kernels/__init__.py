@@ -24,6 +24,12 @@ def _cache() -> None:
         sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 
+def compiled() -> bool:
+    """Whether an earlier run left compiled code where this one will look for it; yes, too, where it cannot be told."""
+    here = Path(__file__).parent / "__pycache__"
+    return "NUMBA_CACHE_DIR" in os.environ or not _writable(here) or any(here.glob("*.nbi"))
+
+
 def _owned(folder: Path) -> bool:
     found = folder.stat()
     return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o077 == 0)
