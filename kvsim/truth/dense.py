@@ -55,8 +55,9 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     out = np.empty((lay.q_heads, steps, lay.value_dim), np.float32) if output else None
     best = np.full((lay.q_heads, steps, top), -1, np.int32) if top else None
     tokens = kernel.padded(lane.request.total, TILE)
-    per = max(1, ROWS // lay.group)
-    dots = np.empty((tokens if output or top else TILE, kernel.padded(min(per, steps) * lay.group, GRID)), np.float32)
+    kept = output or top > 0
+    per = max(1, (ROWS if kept else 2 * ROWS) // lay.group)  # a little faster, where it takes no memory of the length of the request
+    dots = np.empty((tokens if kept else TILE, kernel.padded(min(per, steps) * lay.group, GRID)), np.float32)
     stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
     start = np.arange(0, tokens + 1, PAGE)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
