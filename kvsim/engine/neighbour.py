@@ -54,6 +54,7 @@ def reuse(source: Source, plans: Mapping[int, Plan]) -> list[dict[str, Any]]:
                 marked = _by_step(marked_parts(dense, source.request.evidence_mask(), own.size, shape[2]), dense, shape[2])
             there = np.asarray(sets[OWN][mine, index].any(2))
             parts += [_rows(source, mass, marked, chosen, mine, index, there, distance) for distance, chosen in sets.items()]
+            dense.leave()
     return parts
 
 
