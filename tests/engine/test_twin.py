@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import WrongUse
@@ -144,6 +144,25 @@ LANES = st.fixed_dictionaries(
 )
 
 
+OF_A_PAGE = {  # what is evicted leaves a page that is summarised again
+    "keep": 'qevict(hold=tokens(18), quant_share=0, window=1, period=1, sinks=0, recent=0, promotion="ledger", init="last", score_from="birth")',
+    "store": "",
+    "read": "quest(read=pages(1), page=3, index=boxes(n=1))",
+    "options": {
+        "prompt": 17,
+        "steps": 2,
+        "kv_heads": 1,
+        "group": 1,
+        "key_dim": 1,
+        "value_dim": 2,
+        "dtype": "float32",
+        "stride": 1,
+    }
+    | {"size": 1.0, "whole": False, "softcap": None, "sinks": False, "window": None, "evidence": (), "among": (3,), "seed": 0},
+}
+
+
+@example(**OF_A_PAGE)
 @given(KEEPS, STORES, READS, LANES)
 @settings(deadline=None, max_examples=250)
 def test_a_chain_is_what_its_definition_says(keep, store, read, options):

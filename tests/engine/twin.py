@@ -74,8 +74,8 @@ class Twin(Windows):
         weights = [[self._own(i, h, g, reads[h][g]) for g in self.group] for h in self.heads_kv]
         self.heads.append([self._head(i, t, h, g, reads[h][g], picked[h]) for h in self.heads_kv for g in self.group])
         rows = [self._read_row(t, h, reads[h], picked[h]) for h in self.heads_kv]
-        routed = self.route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
         before = [set(self.live[h]) for h in self.heads_kv]
+        routed = self.route(int(self.src.steps[i]), t, weights) if self.kind == "qevict" else None
         self._cut(i, t, weights)
         again = [self._rebuilt(before[h], set(self.live[h])) for h in self.heads_kv]
         coded = self._code(weights, int(self.src.steps[i])) if routed is None else routed
