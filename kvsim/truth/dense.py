@@ -56,7 +56,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     best = np.full((lay.q_heads, steps, top), -1, np.int32) if top else None
     tokens = kernel.padded(lane.request.total, TILE)
     kept = output or top > 0
-    per = max(1, (ROWS if kept else 2 * ROWS) // lay.group)  # more are a little faster; what is kept of them grows with the length
+    per = max(1, (ROWS if kept else 2 * ROWS) // lay.group)  # more are a little faster, and cost memory once they are kept
     dots = np.empty((tokens if kept else TILE, kernel.padded(min(per, steps) * lay.group, GRID)), np.float32)
     stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
     start = np.arange(0, tokens + 1, PAGE)
