@@ -46,7 +46,7 @@ def load(name: str, dtype: str | None = None, device: str = "cpu", attention: st
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     given: dict[str, Any]
     if file is None:
-        where, given, number = name, {"local_files_only": _out_of_reach()}, DTYPES.get(dtype or "", "auto")
+        where, given, number = name, {"local_files_only": Path(name).is_dir() or _out_of_reach()}, DTYPES.get(dtype or "", "auto")
     else:
         where, given, number = str(file.parent), {"gguf_file": file.name}, DTYPES[dtype or "float32"]
         if hasattr(transformers, "GgufConfig"):  # releases that would keep the weights packed

@@ -19,7 +19,7 @@ from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE, padded
 from kvsim.kernels.order import ABSENT, RANKED, ranked
-from kvsim.kernels.product import GRID, product, strips
+from kvsim.kernels.product import GRID, product, strips, times
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 from kvsim.policies.protocol import Index
 
@@ -46,8 +46,8 @@ NOTHING = np.empty(0, np.float32)
 
 
 class _Room(threading.local):
-    """Memory that no block of this thread is using. Memory of this size is cleared by the system each time it is new, which takes as long
-    as a quarter of the products."""
+    """Memory that no block of this thread is using. The system clears what is new, which takes a tenth of the time of whole curves without
+    output errors (benchmarks/budgets.py)."""
 
     free = NOTHING
 
@@ -66,7 +66,7 @@ class Dense:
     head: int
     index: Ints
     keep: bool = True
-    memory: NDArray[np.float32] = field(default_factory=lambda: NOTHING)  # where its dot products are
+    memory: NDArray[np.float32] = field(init=False, default_factory=lambda: NOTHING)  # where its dot products are
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
@@ -350,14 +350,7 @@ def decoded_dots(block: Dense, held: Held, record: Record, at: int) -> NDArray[n
     """f32[n, R]: dot products with the keys as codes decode at the step at place `at`, where any step sees one."""
     if "k" not in record.decoded or not (held.flags & KEY_BLUR).any():
         return held.dots
-    return _dots_with(block, record.decoded_at("k", block.head, at))[held.pos]
-
-
-def _dots_with(block: Dense, keys: NDArray[np.float32]) -> NDArray[np.float32]:
-    """f32[n padded, R]: dot products with keys [n, d]."""
-    whole = np.zeros((padded(len(keys), GRID), keys.shape[1]), np.float32)
-    whole[: len(keys)] = keys
-    return kernel.products(whole, block.q, np.empty((len(whole), len(block.q)), np.float32))
+    return times(record.decoded_at("k", block.head, at), block.q.T)[held.pos]
 
 
 class HeldTruth:
@@ -378,7 +371,7 @@ class HeldTruth:
             return [(held, captured)]
         blurred = (held.flags & KEY_BLUR) > 0
         exact, coded = (np.where(blurred == what, held.flags, 0).astype(np.uint8) for what in (False, True))
-        dots = _dots_with(block, self.decoded)[held.pos]
+        dots = times(self.decoded, block.q.T)[held.pos]
         return [
             (replace(held, flags=exact), captured),
             (replace(held, flags=coded, products=lambda: dots), self.decoded[held.pos]),
