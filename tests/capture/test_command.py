@@ -249,10 +249,16 @@ def test_a_hub_out_of_reach_is_asked_nothing(capsys, tmp_path, monkeypatch):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", nobody)
+
+    def asked(where, **given):
+        assert given["local_files_only"], "the hub"
+        raise OSError("not in the cache")
+
     monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", asked)
     code, _, err = run(capsys, "nobody/nothing", "-o", tmp_path / "t", "--task", "needle")
     assert code == 2
-    assert "nobody/nothing: cannot be loaded" in err
+    assert "nobody/nothing: cannot be loaded: not in the cache" in err
     assert err.count("\n") == 1
 
 
