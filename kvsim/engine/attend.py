@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,19 +41,6 @@ def blocks(source: Source, places: Ints) -> list[Ints]:
     return [x for x in np.split(places, np.flatnonzero(np.diff(block)) + 1) if len(x)]
 
 
-NOTHING = np.empty(0, np.float32)
-
-
-class _Room(threading.local):
-    """Memory that no block of this thread is using. The system clears what is new, which takes a tenth of the time of whole curves without
-    output errors (benchmarks/budgets.py)."""
-
-    free = NOTHING
-
-
-_room = _Room()
-
-
 @dataclass
 class Dense:
     """Full attention of steps `index` (places in source.steps, one of `blocks`) of kv head `head`; rows r = i * G + g.
@@ -66,7 +52,7 @@ class Dense:
     head: int
     index: Ints
     keep: bool = True
-    memory: NDArray[np.float32] = field(init=False, default_factory=lambda: NOTHING)  # where its dot products are
+    memory: NDArray[np.float32] = field(init=False, default_factory=lambda: kernel.NOTHING)  # where its dot products are
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
@@ -96,16 +82,12 @@ class Dense:
 
     def _room(self, tokens: int) -> NDArray[np.float32]:
         """f32[tokens, R] for dot products."""
-        size = tokens * len(self.q)
-        self.memory, _room.free = _room.free, NOTHING
-        if len(self.memory) < size:
-            self.memory = np.empty(size, np.float32)
-        return self.memory[:size].reshape(tokens, -1)
+        self.memory = kernel.room(tokens * len(self.q))
+        return self.memory[: tokens * len(self.q)].reshape(tokens, -1)
 
     def leave(self) -> None:
         """Last of all: the memory of its dot products is the next block's of this thread."""
-        if len(self.memory) > len(_room.free):
-            _room.free = self.memory
+        kernel.leave(self.memory)
 
     @cached_property
     def dots(self) -> NDArray[np.float32]:
@@ -156,7 +138,7 @@ class Dense:
         """(positions i32[R, 64], how many i64[R]): the tokens of highest logit, ties to the lower position."""
         keys, longest = self.source.whole("k", self.head), self.source.longest_key(self.head)
         start = np.arange(0, len(keys) + 1, PAGE)
-        best, _, count = kernel.best_tokens(
+        best, count = kernel.best_tokens(
             self.dots, self.flags, self.every, start, self.stats(PAGE)[0], keys, self.q, self.group, longest, TOP
         )
         return best[: self.rows], count[: self.rows]
@@ -411,9 +393,10 @@ class HeldTruth:
             return np.full((len(block.t), block.group), -np.inf)
         for held, keys in self.parts:
             peak, _ = page_stats(held.dots, held.flags, held.every, start, block)
-            _, value, count = kernel.best_tokens(
+            best, count = kernel.best_tokens(
                 held.dots, held.flags, held.every, start, peak, keys, block.q, block.group, self._longest, r
             )
+            value = kernel.true_dots(keys, block.q, best)
             found.append(np.where(np.arange(r) < count[:, None], value * block.source.unit, -np.inf))
         best = np.sort(np.concatenate(found, 1), axis=1)[: block.rows, -r]
         return best.reshape(len(block.t), block.group)

@@ -5,6 +5,8 @@ Row r of a block belongs to step r // G and query head r % G of the kv head; row
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from numba import njit
 
@@ -21,7 +23,33 @@ PAGE = 16  # tokens whose sums make the denominator of dense attention; divides 
 NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
 ALIVE = 1
 STRIP = 64  # pages that are turned together
-CANDIDATES = 8  # of a row before float64 decides between them, times the tokens asked for; a row of 32 768 has four times
+CANDIDATES = 8  # of a row before the best of them are found, times the tokens asked for; a row of 32 768 has five times
+HALVINGS = 12  # of the range of a row's candidates; then hardly more are left than were asked for
+
+
+NOTHING = np.empty(0, np.float32)
+
+
+class _Spare(threading.local):
+    """Memory that no block of this thread is using. The system clears what is new, which takes a tenth of the time of whole curves without
+    output errors (benchmarks/budgets.py)."""
+
+    memory = NOTHING
+
+
+_spare = _Spare()
+
+
+def room(size: int) -> np.ndarray:
+    """f32[size or more] for dot products."""
+    memory, _spare.memory = _spare.memory, NOTHING
+    return memory if len(memory) >= size else np.empty(size, np.float32)
+
+
+def leave(memory: np.ndarray) -> None:
+    """Nobody looks at it any more: the next `room` of this thread is there."""
+    if len(memory) > len(_spare.memory):
+        _spare.memory = memory
 
 
 def padded(n: int, multiple: int) -> int:
@@ -97,23 +125,25 @@ def output(dots, values, flags, every, group, unit, cap, lse, beside=None) -> np
     float64. beside: called with every tile (a slice) that is seen, while its products are near."""
     rows, dim = dots.shape[1], values.shape[1]
     total, w = np.zeros((rows, dim)), np.empty((TILE, rows), np.float32)
-    part, near, seen = np.empty((rows, padded(dim, GRID)), np.float32), lse.astype(np.float32), flags.any(0)
+    part, near = np.empty((rows, padded(dim, GRID)), np.float32), lse.astype(np.float32)
     there = None
     for t in range(0, len(dots), TILE):
         tile = slice(t, t + TILE)
-        if seen[tile].any():
-            weights(dots[tile], flags[:, tile], every[tile], group, np.float32(unit), np.float32(cap), near, w)
+        if every[tile].any() or flags[:, tile].any():
             there = strips(values[tile], TILE, there)
-            product(w.T, there, part)
-            _add(total, part)
+            _add_tile(
+                dots[tile], flags[:, tile], every[tile], there, group, np.float32(unit), np.float32(cap), near, w, part, total
+            )
             if beside is not None:
                 beside(tile)
     return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add(total, part):
-    """total f64[n, m] += part f32[n, m or more]; numpy's own casts a piece at a time first."""
+def _add_tile(dots, flags, every, values, group, unit, cap, top, w, part, total):
+    """total f64[R, dv] += weights of dots [TILE, R], made in w, times values in strips, made in part f32[R, dv or more]."""
+    weights(dots, flags, every, group, unit, cap, top, w)
+    product(w.T, values, part)
     for i in range(total.shape[0]):
         into, row = total[i], part[i]
         for j in range(len(into)):
@@ -135,33 +165,28 @@ class Strongest:
 
     dots [n, R], flags, every: of the slots, start i64[P + 1] of pages over these, peak f32[P, R] the largest product of each; keys [n, d],
     queries [R, d]; longest: the largest L2 norm of a key, which bounds the error of a float32 product. Candidates are tokens whose product is
-    at least `floors`; those that may be among the best up to that error are compared in float64."""
+    at least `floors`; those that are nearer to each other than that error are compared in float64."""
 
     def __init__(self, dots, flags, every, start, peak, keys, queries, group, longest, many):
         rows = len(queries)
         error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
         self.slots = dots, flags, every, start, peak, floors(peak, many, error.astype(np.float32)), group
-        self.exact = error, keys, queries
-        self.waiting = (
-            np.empty((rows, CANDIDATES * many), np.int32),
-            np.empty((rows, CANDIDATES * many), np.float32),
-            np.zeros(rows, np.int64),
-        )
-        self.best = np.zeros((rows, many), np.int32), np.zeros((rows, many)), np.zeros(rows, np.int64)
+        self.exact = error, keys, queries, many
+        room = rows, CANDIDATES * many + int(np.diff(start).max(initial=0))
+        self.waiting = np.zeros(room, np.int32), np.empty(room, np.float32), np.zeros(rows, np.int64)
 
     def look(self, first: int, stop: int) -> None:
         """At pages first ... stop; all once, in order."""
-        _look(first, stop, *self.slots, *self.exact, *self.waiting, *self.best)
+        _look(first, stop, *self.slots, *self.exact, *self.waiting)
 
-    def told(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(slots i32[R, many], their dot products f64, how many i64[R]), once all pages were looked at."""
-        _settle(*self.exact, *self.waiting, *self.best)
-        return self.best
+    def told(self) -> tuple[np.ndarray, np.ndarray]:
+        """(slots i32[R, many], how many of them i64[R]), once all pages were looked at."""
+        _settle_all(*self.exact, *self.waiting)
+        found, _, count = self.waiting
+        return found[:, : self.exact[-1]], count
 
 
-def best_tokens(
-    dots, flags, every, start, peak, keys, queries, group, longest, many
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def best_tokens(dots, flags, every, start, peak, keys, queries, group, longest, many) -> tuple[np.ndarray, np.ndarray]:
     """What `Strongest` tells of all pages."""
     strongest = Strongest(dots, flags, every, start, peak, keys, queries, group, longest, many)
     strongest.look(0, len(peak))
@@ -353,55 +378,99 @@ def weights(dots, flags, every, group, unit, cap, top, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _look(
-    first, stop, dots, flags, every, start, peak, floor, group, error, keys, queries, found, near, many, best, value, count
-):
-    """Pages outside and rows inside, so that the columns of a page are read while they are near."""
-    rows, most = min(len(count), flags.shape[0] * group), found.shape[1]
+def _look(first, stop, dots, flags, every, start, peak, floor, group, error, keys, queries, limit, found, near, many):
+    """A page at a time, so that its columns are read while they are near. Rows and tokens are noted first and counted if they are among
+    them: a branch that goes either way would take twice as long."""
+    rows, most = min(len(many), flags.shape[0] * group), found.shape[1]
+    reach = np.empty(rows, np.int64)
     for p in range(first, stop):
+        a, b, top, n = start[p], start[p + 1], peak[p], 0
         for r in range(rows):
-            if peak[p, r] < floor[r]:
-                continue
-            for t in range(start[p], start[p + 1]):
+            reach[n] = r
+            n += top[r] >= floor[r]
+        alive = n > 0 and every[a:b].all()
+        for r in reach[:n]:
+            if many[r] + b - a > most:
+                many[r] = _settle(found[r, : many[r]], near[r, : many[r]], error[r], keys, queries[r], limit)
+            step, low, at = r // group, floor[r], many[r]
+            for t in range(a, b):
                 x = dots[t, r]
-                if x < floor[r] or not (every[t] or flags[r // group, t] & ALIVE):
-                    continue
-                if many[r] == most:
-                    count[r] = _enter(found[r], near[r], error[r], keys, queries[r], best[r], value[r], count[r])
-                    many[r] = 0
-                found[r, many[r]], near[r, many[r]] = t, x
-                many[r] += 1
+                found[r, at], near[r, at] = t, x
+                at += (x >= low) & (alive or (flags[step, t] & ALIVE) != 0)
+            many[r] = at
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _settle(error, keys, queries, found, near, many, best, value, count):
-    for r in range(len(count)):
+def _settle_all(error, keys, queries, limit, found, near, many):
+    for r in range(len(many)):
         n = many[r]
-        count[r] = _enter(found[r, :n], near[r, :n], error[r], keys, queries[r], best[r], value[r], count[r])
+        many[r] = _settle(found[r, :n], near[r, :n], error[r], keys, queries[r], limit)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _enter(found, near, error, keys, query, best, value, count):
-    """The candidates i32[n], near f32[n] their products, enter the `count` best so far -> how many these are then.
+def _settle(found, near, error, keys, query, limit):
+    """The candidates i32[n], near f32[n] their products, with the best `limit` of them first, in order -> how many these are.
 
-    Who lies two errors below as many candidates as are asked for is none of the best: of four candidates one is looked at in float64."""
-    limit, low = len(best), -np.inf
-    if len(found) > limit:
-        low = np.float64(np.partition(near, len(near) - limit)[len(near) - limit]) - 2 * error
-    for i in range(len(found)):
-        t, x = found[i], np.float64(near[i])
-        if x < low or (count == limit and x + error < value[limit - 1]):
-            continue
-        s = _dot64(keys[t], query)
-        if count == limit and s <= value[limit - 1]:
-            continue
-        at = min(count, limit - 1)
-        while at > 0 and value[at - 1] < s:
-            value[at], best[at] = value[at - 1], best[at - 1]
+    Products more than two errors apart are in their true order; only the others are looked at in float64."""
+    n = len(found)
+    if n > limit:
+        low, n = _reached(near, limit) - 2 * error, 0
+        for i in range(len(found)):
+            found[n], near[n] = found[i], near[i]
+            n += near[i] >= low
+    for i in range(1, n):
+        t, x, at = found[i], near[i], i
+        while at > 0 and near[at - 1] < x:
+            found[at], near[at] = found[at - 1], near[at - 1]
             at -= 1
-        value[at], best[at] = s, t
-        count = min(count + 1, limit)
-    return count
+        found[at], near[at] = t, x
+    first = 0
+    while first < min(n, limit):
+        stop = first + 1
+        while stop < n and np.float64(near[stop - 1]) - np.float64(near[stop]) <= 2 * error:
+            stop += 1
+        if stop - first > 1:
+            _by_truth(found[first:stop], near[first:stop], keys, query, limit - first)
+        first = stop
+    return min(n, limit)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _reached(x, limit):
+    """A number that at least `limit` of f32[n] reach, and few more."""
+    low, high = x.min(), x.max()
+    for _ in range(HALVINGS):
+        middle, many = low + (high - low) / 2, np.int32(0)
+        for i in range(len(x)):
+            many += np.int32(x[i] >= middle)
+        if many >= limit:
+            low = middle
+        else:
+            high = middle
+    return np.float64(low)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _by_truth(found, near, keys, query, limit):
+    """The best `limit` first, in order of their products in float64, ties to the lower slot."""
+    true = np.empty(len(found))
+    for i in range(len(found)):
+        t, x, at = found[i], near[i], min(i, limit)
+        s = _dot64(keys[t], query)
+        while at > 0 and (true[at - 1] < s or (true[at - 1] == s and found[at - 1] > t)):
+            found[at], near[at], true[at] = found[at - 1], near[at - 1], true[at - 1]
+            at -= 1
+        found[at], near[at], true[at] = t, x, s
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def true_dots(keys, queries, slots):
+    """f64[R, m]: dot products of queries [R, d] with the keys [n, d] of slots i32[R, m]."""
+    out = np.empty(slots.shape)
+    for r in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            out[r, i] = _dot64(keys[slots[r, i]], queries[r])
+    return out
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})

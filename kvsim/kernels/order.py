@@ -12,7 +12,7 @@ from kvsim.kernels.exp import larger64, smaller64
 
 FORCED, RANKED, ABSENT = np.uint8(0), np.uint8(1), np.uint8(2)
 SORTED = 32  # rows at a time, so that their keys stay in the cache
-FEW = 512  # keys that numpy sorts within registers, faster than by digits; on a Zen 5 it takes three times as long for 2 048, six for 8 192
+FEW = 512  # keys that numpy sorts within registers, faster than by digits; on a Zen 4 it takes three times as long for 2 048, six for 8 192
 
 
 @intrinsic

@@ -57,8 +57,10 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     tokens = kernel.padded(lane.request.total, TILE)
     kept = output or top > 0
     per = max(1, (ROWS if kept else 2 * ROWS) // lay.group)  # more are a little faster, and cost memory once they are kept
-    dots = np.empty((tokens if kept else TILE, kernel.padded(min(per, steps) * lay.group, GRID)), np.float32)
-    stats = np.empty((2, tokens // PAGE, dots.shape[1]), np.float32)
+    length, width = tokens if kept else TILE, kernel.padded(min(per, steps) * lay.group, GRID)
+    memory = kernel.room(length * width)
+    dots = memory[: length * width].reshape(length, width)
+    stats = np.empty((2, tokens // PAGE, width), np.float32)
     start = np.arange(0, tokens + 1, PAGE)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
@@ -70,7 +72,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             rows, part = len(t) * lay.group, np.s_[mine, i : i + per]
             flags, every = kernel.visible(np.array([lay.first_visible(int(x)) for x in t]), t, tokens)
             raw = lane.q[i : i + per, mine]
-            q = kernel.block(to_float32(raw.reshape(rows, -1)), dots.shape[1])
+            q = kernel.block(to_float32(raw.reshape(rows, -1)), width)
             sink = np.full(len(q), -1e300)
             if lay.sinks is not None:
                 sink[:rows] = np.tile(np.array(lay.sinks[mine]) * LOG2E, len(t))
@@ -92,8 +94,9 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             elif strongest is not None:
                 strongest.look(0, len(stats[0]))
             if best is not None and strongest is not None:
-                found, _, count = strongest.told()
+                found, count = strongest.told()
                 best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
+    kernel.leave(memory)
     return Truth(lane.steps, lane.t, lse, out, best, tuple(map(tuple, told)))
 
 

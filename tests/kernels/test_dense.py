@@ -254,7 +254,8 @@ def test_the_strongest_tokens_are_those_of_float64(seed, steps, group, n, many, 
     every, start = flags.all(0).astype(np.uint8), np.append(np.arange(0, len(keys), PAGE), len(keys))
     stats = np.empty((2, len(start) - 1, len(q)), np.float32)
     dense.page_stats32(dots, flags, every, start, group, np.float32(1), np.float32(0), *stats)
-    best, value, count = dense.best_tokens(dots, flags, every, start, stats[0], keys, q, group, longest, many)
+    best, count = dense.best_tokens(dots, flags, every, start, stats[0], keys, q, group, longest, many)
+    value = dense.true_dots(keys, q, best)
     for r in range(steps * group):
         score = keys.astype(float) @ q[r].astype(float)
         want, got = naive.best_tokens(score, flags[r // group], many), best[r, : count[r]].tolist()
