@@ -17,6 +17,7 @@ from kvsim.engine.source import NO_SINK, Source
 from kvsim.kernels import dense as kernel
 from kvsim.kernels import sparse
 from kvsim.kernels.dense import NONE, PAGE, ROWS, TILE, padded
+from kvsim.kernels.memory import NOTHING, empty, leave, room
 from kvsim.kernels.order import ABSENT, RANKED, ranked
 from kvsim.kernels.product import GRID, product, strips, times
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
@@ -52,7 +53,7 @@ class Dense:
     head: int
     index: Ints
     keep: bool = True
-    memory: NDArray[np.float32] = field(init=False, default_factory=lambda: kernel.NOTHING)  # where its dot products are
+    memory: NDArray[np.float32] = field(init=False, default_factory=lambda: NOTHING)  # where its dot products are
     _stats: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = field(default_factory=dict)
     _mass: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     _mass_order: dict[int, tuple[NDArray[np.int32], Ints]] = field(default_factory=dict)
@@ -69,11 +70,11 @@ class Dense:
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
         self.sink = np.full(len(self.q), NO_SINK)
         self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
-        dots, keys = np.empty((TILE, len(self.q)), np.float32), src.k[self.head]
+        dots, keys = empty((TILE, len(self.q))), src.k[self.head]
         if self.keep:
             dots, keys = self._room(tokens), src.whole("k", self.head)
             self.dots = dots
-        peak, mass = np.empty((2, tokens // PAGE, len(self.q)), np.float32)
+        peak, mass = empty((2, tokens // PAGE, len(self.q)))
         kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, dots, peak, mass)
         self._stats[PAGE] = peak, mass
         self.lse = np.empty(len(self.q))
@@ -82,12 +83,12 @@ class Dense:
 
     def _room(self, tokens: int) -> NDArray[np.float32]:
         """f32[tokens, R] for dot products."""
-        self.memory = kernel.room(tokens * len(self.q))
+        self.memory = room(tokens * len(self.q))
         return self.memory[: tokens * len(self.q)].reshape(tokens, -1)
 
     def leave(self) -> None:
         """Last of all: the memory of its dot products is the next block's of this thread."""
-        kernel.leave(self.memory)
+        leave(self.memory)
 
     @cached_property
     def dots(self) -> NDArray[np.float32]:

@@ -5,12 +5,11 @@ Row r of a block belongs to step r // G and query head r % G of the kv head; row
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
+from kvsim.kernels.memory import empty
 from kvsim.kernels.numbers import brains, halves, to_float32
 from kvsim.kernels.order import FEW
 from kvsim.kernels.product import GRID, product, strips
@@ -25,31 +24,6 @@ ALIVE = 1
 STRIP = 64  # pages that are turned together
 CANDIDATES = 8  # of a row before the best of them are found, times the tokens asked for; a row of 32 768 has five times
 HALVINGS = 12  # of the range of a row's candidates; then hardly more are left than were asked for
-
-
-NOTHING = np.empty(0, np.float32)
-
-
-class _Spare(threading.local):
-    """Memory that no block of this thread is using. The system clears what is new, which takes a tenth of the time of whole curves without
-    output errors (benchmarks/budgets.py)."""
-
-    memory = NOTHING
-
-
-_spare = _Spare()
-
-
-def room(size: int) -> np.ndarray:
-    """f32[size or more] for dot products."""
-    memory, _spare.memory = _spare.memory, NOTHING
-    return memory if len(memory) >= size else np.empty(size, np.float32)
-
-
-def leave(memory: np.ndarray) -> None:
-    """Nobody looks at it any more: the next `room` of this thread is there."""
-    if len(memory) > len(_spare.memory):
-        _spare.memory = memory
 
 
 def padded(n: int, multiple: int) -> int:
@@ -124,7 +98,7 @@ def output(dots, values, flags, every, group, unit, cap, lse, beside=None) -> np
     """Attention output f64[R, dv] over values [n, dv], float32 and padded or raw numbers as in `scan`; tile sums in float32, their total in
     float64. beside: called with every tile (a slice) that is seen, while its products are near."""
     rows, dim = dots.shape[1], values.shape[1]
-    total, w = np.zeros((rows, dim)), np.empty((TILE, rows), np.float32)
+    total, w = np.zeros((rows, dim)), empty((TILE, rows))
     part, near = np.empty((rows, padded(dim, GRID)), np.float32), lse.astype(np.float32)
     there = None
     for t in range(0, len(dots), TILE):

@@ -14,9 +14,9 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
+from kvsim.kernels.memory import CACHE_LINE, empty
 from kvsim.kernels.numbers import brain_to_float, half_to_float
 
-CACHE_LINE = 64  # bytes, and of a 512-bit register; narrower machines split it
 WIDE = binding.get_host_cpu_features().get("avx512f", False) and not numba.config.CPU_NAME  # else compiled for another CPU
 DOWN, ACROSS = (8, 2) if WIDE else (4, 1)  # rows and vectors of a tile whose sums fit into the registers
 GRID = 32  # rows and columns in multiples of this are never short of a tile
@@ -30,20 +30,13 @@ def strips(b: Array, rows: int | None = None, out: Array | None = None) -> Array
     over."""
     kind = np.dtype(np.float64 if b.dtype == np.float64 else np.float32)
     if out is None:
-        out = _room(rows or len(b), b.shape[1], kind)
+        width = ACROSS * CACHE_LINE // kind.itemsize
+        out = empty((-(-b.shape[1] // GRID) * GRID // width, rows or len(b), width), kind)
     if b.dtype.itemsize == 2:
         _pack_raw(b.view(np.uint16), b.dtype == np.float16, out)
     else:
         _pack(b, out)
     return out
-
-
-def _room(d: int, m: int, kind: np.dtype[Any]) -> Array:
-    width = ACROSS * CACHE_LINE // kind.itemsize
-    many = -(-m // GRID) * GRID // width
-    room = np.empty(many * d * width + CACHE_LINE // kind.itemsize, kind)
-    first = -(room.ctypes.data // kind.itemsize) % (CACHE_LINE // kind.itemsize)
-    return room[first : first + many * d * width].reshape(many, d, width)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvsim.kernels import dense as kernel
 from kvsim.kernels.dense import LOG2E, PAGE, ROWS, TILE
+from kvsim.kernels.memory import empty, leave, room
 from kvsim.kernels.numbers import to_float32
 from kvsim.kernels.product import GRID
 from kvsim.trace.open import Lane
@@ -58,9 +59,9 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     kept = output or top > 0
     per = max(1, (ROWS if kept else 2 * ROWS) // lay.group)  # more are a little faster, and cost memory once they are kept
     length, width = tokens if kept else TILE, kernel.padded(min(per, steps) * lay.group, GRID)
-    memory = kernel.room(length * width)
+    memory = room(length * width)
     dots = memory[: length * width].reshape(length, width)
-    stats = np.empty((2, tokens // PAGE, width), np.float32)
+    stats = empty((2, tokens // PAGE, width))
     start = np.arange(0, tokens + 1, PAGE)
     unit, cap = lay.scale * LOG2E, (lay.softcap or 0.0) * LOG2E
     for h in range(lay.kv_heads):
@@ -96,7 +97,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             if best is not None and strongest is not None:
                 found, count = strongest.told()
                 best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
-    kernel.leave(memory)
+    leave(memory)
     return Truth(lane.steps, lane.t, lse, out, best, tuple(map(tuple, told)))
 
 

@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_limits
 
 from kvsim.engine.attend import Dense, steps_per_block
 from kvsim.kernels.dense import LOG2E, PAGE
+from kvsim.kernels.memory import leave, room
 from kvsim.kernels.numbers import to_float32
 from kvsim.trace.open import Lane
 from kvsim.truth.dense import dense
@@ -139,3 +140,15 @@ def test_the_bits_of_a_step_do_not_depend_on_the_steps_beside_it(pair):
     some, whole = dense(Lane(**({f: getattr(of, f) for f in of.__dataclass_fields__} | parts))), dense(of)
     for name in ("mass", "peak", "lse", "out", "top"):
         assert np.array_equal(getattr(some, name), getattr(whole, name)[:, keep])
+
+
+def test_nothing_that_was_left_in_memory_gets_into_a_truth(pair):
+    want, spare = dense(pair[1]), room(1)
+    spare[:] = np.nan
+    leave(spare)
+    found = dense(pair[1])
+    for name in ("mass", "peak", "lse", "out", "top"):
+        assert np.array_equal(getattr(found, name), getattr(want, name))
+    again = room(1)
+    assert again is spare  # it was there
+    leave(again)
