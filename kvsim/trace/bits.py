@@ -32,9 +32,10 @@ def narrow(x: NDArray[Any], dtype: str) -> Raw:
 def first_not_finite(x: Raw, dtype: str) -> int | None:
     """Raw numbers [n, d] -> the first row that holds NaN or infinity, or None."""
     ones, step = _EXPONENT[dtype], max(1, _CHUNK // x.shape[1])
+    negative = 1 << 8 * x.itemsize - 1 | ones
     for row in range(0, len(x), step):
-        bits = x[row : row + step].view(f"u{x.itemsize}")
-        bad = ((bits & ones) == ones).any(axis=1)
-        if bad.any():
-            return row + int(bad.argmax())
+        part = x[row : row + step]
+        bits = part.view(f"u{x.itemsize}")
+        if part.view(f"i{x.itemsize}").max() >= ones or bits.max() >= negative:  # with either sign; no third array is made
+            return row + int(((bits & ones) == ones).any(axis=1).argmax())
     return None

@@ -70,8 +70,12 @@ def test_halfway_goes_to_the_even_bfloat16():
 def test_the_first_row_that_is_not_finite_is_found(dtype):
     x = numbers((5000, 300), dtype)
     assert first_not_finite(x, dtype) is None
-    x[[4321, 4400], [7, 0]] = narrow(np.array([np.inf, np.nan]), dtype)
-    assert first_not_finite(x, dtype) == 4321
+    for bad in (np.inf, -np.inf, np.nan):
+        x[[4321, 4400], [7, 0]] = narrow(np.array([bad, np.nan]), dtype)
+        assert first_not_finite(x, dtype) == 4321
+    endless = narrow(np.array([np.inf, -np.inf]), dtype)
+    x[[4321, 4400], [7, 0]] = (endless.view(f"u{x.itemsize}") - 1).view(x.dtype)  # the largest numbers there are
+    assert first_not_finite(x, dtype) is None
 
 
 # ------------------------------------------------------------------------------------------------ round trips
