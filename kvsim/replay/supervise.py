@@ -6,12 +6,13 @@ guilty one is known by the crashes that it has alone."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol
 
 from kvsim.errors import KvsimError
 
+PATIENCE = 0.2  # seconds of one wait: polars, once imported, has the system begin a wait again that Ctrl-C interrupted
 IN_A_ROW = 3  # tasks given up with none done between them, after which it is not the tasks
 DIED = "its worker process died each time it was tried with nothing beside it, perhaps for want of memory: set --memory"
 Failures = list[tuple[Any, KvsimError]]
@@ -85,7 +86,10 @@ class _Out:
         """Waits for one at least -> those that are done, with what went wrong; those that were lost in a crash."""
         done: list[tuple[Any, KvsimError | None]] = []
         lost = []
-        for future in wait(self.tasks, return_when=FIRST_COMPLETED).done:
+        ended: Collection[Future[None]] = ()
+        while not ended:
+            ended = wait(self.tasks, PATIENCE, FIRST_COMPLETED).done
+        for future in ended:
             task, age = self.tasks.pop(future)
             try:
                 future.result()

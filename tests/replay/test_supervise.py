@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -63,9 +66,9 @@ def drive(monkeypatch):
     def run(engine, tasks):
         from concurrent.futures import wait
 
-        def decided(futures, return_when):
+        def decided(futures, timeout, return_when):
             engine.decide()
-            return wait(futures, return_when=return_when)
+            return wait(futures, timeout, return_when)
 
         monkeypatch.setattr("kvsim.replay.supervise.wait", decided)
         ticks = []
@@ -124,6 +127,31 @@ def test_nothing_to_do(drive):
 
 
 # ------------------------------------------------------------------------------------------------ real processes
+ENDLESS = """
+import signal
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it
+import polars
+from kvsim.replay.supervise import supervise
+
+engine = SimpleNamespace(workers=1, crash=(), tries=1, submit=lambda task: print("given", flush=True) or Future())
+supervise(engine, ["a task"], lambda: None)
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_a_task_that_never_ends():
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout.readline() == b"given\n"
+            time.sleep(1)  # it waits now
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            process.kill()
+
+
 class Deadly:
     """Writes a file for each task, and dies of one of them."""
 
