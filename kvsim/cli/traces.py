@@ -9,7 +9,7 @@ from typing import Any
 
 from kvsim.cli.codes import DONE, FAILED
 from kvsim.cli.parsing import Commands, layer_list
-from kvsim.cli.printing import print_json, print_plain
+from kvsim.cli.printing import complain, print_json, print_plain
 from kvsim.errors import WrongUse
 
 CAPTURE_TASKS = (
@@ -76,7 +76,7 @@ def trace_check(args: argparse.Namespace) -> int:
     from kvsim.trace.check import check_trace
 
     sound = True
-    for problem in check_trace(args.trace, args.allow_partial):
+    for problem in check_trace(args.trace, args.allow_partial, tell=complain):
         print(problem)
         sound = False
     if sound:

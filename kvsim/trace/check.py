@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,9 @@ SYMMETRIC = 1e-5  # of the largest number of a covariance, which is stored in fl
 STEPS = 16  # attended at a time
 
 
-def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
-    """One line for each problem: hashes first, then files and every value of every (request, layer). Nothing: the trace is sound."""
+def check_trace(path: str | Path, allow_partial: bool = False, tell: Callable[[str], None] = lambda line: None) -> Iterator[str]:
+    """One line for each problem: hashes first, then files and every value of every (request, layer). Nothing: the trace is sound.
+    tell: hears of what could not be held against anything."""
     try:
         altered = list(_altered(list_files(trace_place(path), allow_partial)))
         yield from altered
@@ -46,7 +47,7 @@ def check_trace(path: str | Path, allow_partial: bool = False) -> Iterator[str]:
     yield from _files(trace)
     for request in trace.requests:
         for layer in trace.captured_layers:
-            yield from _lane(trace, request, layer)
+            yield from _lane(trace, request, layer, tell)
 
 
 def _altered(listing: Listing) -> Iterator[str]:
@@ -92,7 +93,7 @@ def _layout(s: Segment, table: str) -> Iterator[str]:
             yield f"{s}: the column {name!r} is encoded as {', '.join(sorted(odd))}; expected PLAIN, which every reader has"
 
 
-def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
+def _lane(trace: Trace, request: Request, layer: Layer, tell: Callable[[str], None]) -> Iterator[str]:
     """Problems in the values of one (request, layer)."""
     try:
         lane = trace.lane(request, layer)
@@ -102,6 +103,8 @@ def _lane(trace: Trace, request: Request, layer: Layer) -> Iterator[str]:
     where = f"{trace.path}: request {request.id}, layer {layer.id}"
     known = with_known_reads(lane)
     read = own_reads(known)
+    if (lost := len(lane.t) - len(known.t)) and not (lane.out is None and lane.lse is None):
+        tell(f"{where}: {lost} of {len(lane.t)} steps left out: tied scores do not tell which tokens the model's indexer chose")
     for head in range(layer.kv_heads):
         yield from (f"{where}, {problem}" for problem in _attention(known, head, read))
         yield from (f"{where}, kv head {head}: {problem}" for problem in _rotation(lane, head))

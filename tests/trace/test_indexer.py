@@ -103,6 +103,20 @@ def table(trace: Path, name: str) -> Path:
     return file
 
 
+def test_steps_of_which_tied_scores_say_nothing_are_told(tmp_path):
+    path, none = tmp_path / "t", np.zeros((9, 6), np.float32)
+    with TraceWriter(path, "float32", {}, {}, [REQUEST], [ROW | {"index_topk": 2}]) as out:
+        out.kv(0, 0, 0, none[None, :, :4], none[None, :, :4])
+        out.q(0, 0, np.arange(-1, 4), np.ones((5, 2, 4), np.float32), out=np.zeros((5, 2, 4), np.float32))
+        out.index_k(0, 0, 0, none)
+        out.index_q(0, 0, [0, 1, 2, 3], np.ones((4, 3, 6), np.float32), np.ones((4, 3), np.float32), "dot")
+    told: list[str] = []
+    assert [*check_trace(path, tell=told.append)] == []
+    assert [line.split(": ", 1)[1] for line in told] == [
+        "request 0, layer 0: 4 of 4 steps left out: tied scores do not tell which tokens the model's indexer chose"
+    ]
+
+
 def garbled(table: pa.Table) -> pa.Table:
     """A text whose bytes are no UTF-8."""
     at = table.schema.get_field_index("score_fn")
