@@ -7,8 +7,24 @@ import pytest
 
 import kvsim
 from analyses.contexts import identity
-from analyses.diagnosis.question import CROSSED, R1, R2, R3, R4, UNREAD, _classes, _over_time, published
-from analyses.qevict.question import TWO
+from analyses.diagnosis.question import (
+    CROSSED,
+    FULL,
+    HELD,
+    R1,
+    R2,
+    R3,
+    R4,
+    UNREAD,
+    _again,
+    _classes,
+    _missed,
+    _moves,
+    _over_time,
+    published,
+)
+from analyses.qevict.question import THREE, TWO
+from kvsim.metrics.keeping import WHOSE
 
 
 def run(tables):
@@ -50,6 +66,41 @@ def test_missed_mass_over_time_is_of_32_steps_and_what_codes_add():
     told = {(r["line"], r["at"]): r["top"] / r["below"] for r in found.filter(pl.col("figure") == "missed by step").to_dicts()}
     assert (told[R3, "16"], told[R3, "48"]) == pytest.approx((0.2, 0.5))
     assert (told[UNREAD, "16"], told[UNREAD, "48"]) == pytest.approx((0.4, 0.5))
+
+
+def test_without_codes_a_coded_token_is_missed():
+    heads = {"policy": R3, "role": "x", "mass_evicted": [0.1, 0.3], "mass_quant": [None, 0.2]}
+    found = _missed(run({"heads": pl.DataFrame(heads)}))
+    told = {r["figure"]: r["top"] / r["below"] for r in found.to_dicts()}
+    assert told == pytest.approx({"missed": 0.2, "missed without codes": 0.3})
+
+
+def test_moves_are_of_the_deployed_set_and_events_count_once():
+    """Of two kv heads, whose cuts are one; a set's churn is that of its next cut, dormancy 1."""
+    cuts = {"policy": R1, "set": ["deployed", "deployed", "deployed", "oracle"], "dormancy": [1, 1, 2, 1]}
+    cuts |= {"role": "x", "churn_held": [0.1, 0.3, 9.0, 9.0], "churn_full": [0.2, 0.4, 9.0, 9.0]}
+    events = {"policy": [R3, R3, R3, R1], "kv_head": [0, 0, 1, 0], "role": "x"}
+    events |= {"windows_promoted": [2, 3, 7, 7], "windows_demoted": [1, 3, 7, 7]}
+    found = _moves(run({"recurrence": pl.DataFrame(cuts), "events": pl.DataFrame(events)}))
+    told = {(r["figure"], r["line"], r["at"]): r["top"] / r["below"] for r in found.to_dicts()}
+    assert told == pytest.approx({(HELD, TWO, "1"): 0.2, (FULL, TWO, "1"): 0.3, ("demoted for one promoted", THREE, "8"): 0.8})
+
+
+def test_recurrence_is_of_three_tiers_and_pairs_count_alike():
+    cuts = {"policy": [R3, R3, R3, R1], "set": "deployed", "dormancy": [1, 1, 2, 1], "role": "x"}
+    cuts |= {"returns": [1, 3, 2, 9], "pairs": [10, 10, 8, 9], "score_cosine": [0.5, 0.7, 9.0, 9.0]}
+    found = _again(run({"recurrence": pl.DataFrame(cuts)}))
+    told = {(r["figure"], r["line"], r["at"]): r["top"] / r["below"] for r in found.to_dicts()}
+    line = WHOSE["deployed"]
+    assert told == pytest.approx(
+        {
+            ("recurrence", line, "1"): 0.2,
+            ("recurrence", line, "2"): 0.25,
+            ("returns", line, "1"): 2,
+            ("returns", line, "2"): 2,
+            ("score cosine", line, ""): 0.6,
+        }
+    )
 
 
 def test_published_numbers_stand_in_every_cell_without_an_interval():
