@@ -115,8 +115,9 @@ def list_files(root: Path | S3Path, allow_partial: bool = False) -> Listing:
     raw = file.read_bytes()
     manifest: dict[str, Any] = {"schema": TRACE_SCHEMA, "status": "partial"}
     manifest = manifest | {"files": read_journal(file, raw)} if partial else _manifest(file, raw)
+    home = root.resolve() if isinstance(root, Path) else None
     for name, entry in manifest["files"].items():
-        _check_file(root, name, entry, "journal" if partial else "manifest", sizes)
+        _check_file(root, home, name, entry, "journal" if partial else "manifest", sizes)
     return Listing(root, manifest, hashlib.sha256(raw).hexdigest(), partial)
 
 
@@ -183,12 +184,13 @@ def draft_of(layers: Segment) -> dict[str, Any]:
     return manifest
 
 
-def _check_file(root: Path | S3Path, name: str, entry: Any, lister: str, sizes: dict[str, int]) -> None:
-    """A listed path leads to a file inside the trace, of the listed size. sizes: of all objects, on object storage."""
+def _check_file(root: Path | S3Path, home: Path | None, name: str, entry: Any, lister: str, sizes: dict[str, int]) -> None:
+    """A listed path leads to a file inside the trace, of the listed size. home: where the trace's folder really is; sizes: of all objects,
+    on object storage."""
     path = root / name
     strange = name.startswith("/") or "\0" in name or ".." in re.split(r"[/\\]", name)
     try:
-        if strange or (isinstance(root, Path) and not (root / name).resolve().is_relative_to(root.resolve())):
+        if strange or (home and isinstance(path, Path) and not path.resolve().is_relative_to(home)):
             raise BadTrace(f"{root}: the {lister} lists {name!r}, which leaves the trace's folder; list paths inside it")
         size = sizes.get(name) if not isinstance(path, Path) else path.stat().st_size if path.is_file() else None
     except (OSError, RuntimeError) as e:  # a name that is too long, links in a circle
@@ -260,18 +262,34 @@ def _same(a: pa.DataType, b: pa.DataType) -> bool:
 
 
 def read_rows(segments: Sequence[Segment], schema: pa.Schema) -> list[dict[str, Any]]:
-    """A small table as Python rows, missing optional columns as None. Raises BadTrace."""
+    """A small table as Python rows, missing optional columns as None, lists of whole numbers as arrays. Raises BadTrace."""
     rows: list[dict[str, Any]] = []
     for s in segments:
         check_columns(s, schema)
+        long = [n for n in schema.names if n in s.columns and _holds_integers(s.columns[n])]
         with _reading(s) as f:
-            found = f.read(columns=[n for n in schema.names if n in s.columns], use_threads=False).to_pylist()
+            table = f.read(columns=[n for n in schema.names if n in s.columns], use_threads=False)
+            found = table.drop_columns(long).to_pylist()
+        arrays = {n: [_array(s, n, x) for x in table[n]] for n in long}
         for i, row in enumerate(found):
+            row |= {n: each[i] for n, each in arrays.items()}
             for column in schema:
                 if row.setdefault(column.name, None) is None and not column.nullable:
                     raise BadTrace(f"{s}: row {i}: {column.name} is null; expected {column.type}")
         rows += found
     return rows
+
+
+def _holds_integers(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
+
+
+def _array(segment: Segment, column: str, numbers: pa.ListScalar) -> Raw | None:
+    if not numbers.is_valid:
+        return None
+    if numbers.values.null_count:
+        raise BadTrace(f"{segment}: {column} has {numbers.values.null_count} nulls among its numbers; expected none")
+    return numbers.values.to_numpy()
 
 
 def read_columns(segment: Segment, names: Sequence[str]) -> list[Raw]:

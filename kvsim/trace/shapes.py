@@ -49,8 +49,9 @@ def _request(row: Row, where: str) -> Request:
         n = total if row.get(name) is None else len(row[name])
         _require(n == total, where, f"{name} has {n} entries", f"one for each of the {total} tokens")
     if roles is None:
-        roles = [0] * prompt + [2 if row["mode"] == "teacher_forced" else 3] * (total - prompt)
-    _require(set(roles) <= {0, 1, 2, 3}, where, f"roles has {sorted(set(roles) - {0, 1, 2, 3}, key=str)}", "0, 1, 2 or 3")
+        roles = np.repeat([0, 2 if row["mode"] == "teacher_forced" else 3], [prompt, total - prompt])
+    strange = np.setdiff1d(roles, (0, 1, 2, 3)).tolist()
+    _require(not strange, where, f"roles has {strange}", "0, 1, 2 or 3")
     spans = tuple(Span(s["label"], s["start"], s["stop"], s["kind"]) for s in row.get("spans") or ())
     for s in spans:
         _require(

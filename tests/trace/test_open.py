@@ -362,6 +362,7 @@ TABLES = {
     "another prompt": (REQUESTS, lambda t: cell(t, "prompt_tokens", 0, 23), [Q, "23 prompt tokens + decode_step"]),
     "roles of another length": (REQUESTS, lambda t: cell(t, "roles", 0, [0, 1]), ["request 0", "roles has 2 entries", "28 tokens"]),
     "an unknown role": (REQUESTS, lambda t: cell(t, "roles", 0, [9] * 28), ["request 0", "[9]", "0, 1, 2 or 3"]),
+    "a null among roles": (REQUESTS, lambda t: cell(t, "roles", 0, [0] * 27 + [None]), [REQUESTS, "roles has 1 nulls among its numbers"]),
     "token ids of another length": (REQUESTS, lambda t: cell(t, "token_ids", 0, [1]), ["request 0", "token_ids has 1 entries"]),
     "a span outside": (REQUESTS, lambda t: cell(t, "spans", 0, [span(20, 29)]), ["request 0", "'a' is [20, 29)", "inside [0, 28)"]),
     "an empty span": (REQUESTS, lambda t: cell(t, "spans", 0, [span(5, 5)]), ["request 0", "[5, 5)"]),
