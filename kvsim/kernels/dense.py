@@ -167,38 +167,34 @@ def best_tokens(dots, flags, every, start, peak, keys, queries, group, longest, 
     return strongest.told()
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _fours(every, first, stop):
-    """Whether tokens first ... stop are all alive and come in fours."""
-    for t in range(first, stop):
-        if not every[t]:
-            return False
-    return stop > first and (stop - first) % 4 == 0
-
-
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
-def _page_by_four(dots, first, stop, unit, top, total):
-    """A page of page_stats32 that is alive: four tokens a pass, because loads and stores of `top` and `total` cost a fifth of the time.
-    The sums are made token by token, as there: whether a page is alive at all steps depends on which steps are looked at together."""
+def _whole_page(x, unit, top, total):
+    """A page of page_stats32 of 16 tokens, f32[16, R], that are all alive: every number is loaded once, which takes a quarter of the time
+    away. The sum is made token by token, as there: whether a page is alive at all steps depends on which steps are looked at together."""
     wide()
-    rows = len(top)
-    a, b, c, d = dots[first], dots[first + 1], dots[first + 2], dots[first + 3]
-    for r in range(rows):
-        top[r] = larger32(larger32(a[r], b[r]), larger32(c[r], d[r]))
-        total[r] = np.float32(0)
-    for t in range(first + 4, stop, 4):
-        a, b, c, d = dots[t], dots[t + 1], dots[t + 2], dots[t + 3]
-        for r in range(rows):
-            top[r] = larger32(larger32(larger32(a[r], b[r]), larger32(c[r], d[r])), top[r])
-    for t in range(first, stop, 4):
-        a, b, c, d = dots[t], dots[t + 1], dots[t + 2], dots[t + 3]
-        for r in range(rows):
-            m, z = top[r], total[r]
-            z += exp2_32((a[r] - m) * unit)
-            z += exp2_32((b[r] - m) * unit)
-            z += exp2_32((c[r] - m) * unit)
-            z += exp2_32((d[r] - m) * unit)
-            total[r] = z
+    a, b, c, d, e, f, g, h = x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]
+    i, j, k, m, n, o, p, q = x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]
+    for r in range(len(top)):
+        y = larger32(larger32(larger32(a[r], b[r]), larger32(c[r], d[r])), larger32(larger32(e[r], f[r]), larger32(g[r], h[r])))
+        z = larger32(larger32(larger32(i[r], j[r]), larger32(k[r], m[r])), larger32(larger32(n[r], o[r]), larger32(p[r], q[r])))
+        most = larger32(y, z)
+        mass = exp2_32((a[r] - most) * unit)
+        mass += exp2_32((b[r] - most) * unit)
+        mass += exp2_32((c[r] - most) * unit)
+        mass += exp2_32((d[r] - most) * unit)
+        mass += exp2_32((e[r] - most) * unit)
+        mass += exp2_32((f[r] - most) * unit)
+        mass += exp2_32((g[r] - most) * unit)
+        mass += exp2_32((h[r] - most) * unit)
+        mass += exp2_32((i[r] - most) * unit)
+        mass += exp2_32((j[r] - most) * unit)
+        mass += exp2_32((k[r] - most) * unit)
+        mass += exp2_32((m[r] - most) * unit)
+        mass += exp2_32((n[r] - most) * unit)
+        mass += exp2_32((o[r] - most) * unit)
+        mass += exp2_32((p[r] - most) * unit)
+        mass += exp2_32((q[r] - most) * unit)
+        top[r], total[r] = most, mass
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
@@ -212,8 +208,8 @@ def page_stats32(dots, flags, every, start, group, unit, cap, peak, mass):
     low, seen = np.float32(NONE), np.zeros(rows, np.bool_)
     for p in range(len(start) - 1):
         top, total = peak[p], mass[p]
-        if cap == 0 and _fours(every, start[p], start[p + 1]):
-            _page_by_four(dots, start[p], start[p + 1], unit, top, total)
+        if cap == 0 and start[p + 1] - start[p] == 16 and every[start[p] : start[p + 1]].all():
+            _whole_page(dots[start[p] : start[p + 1]], unit, top, total)
             continue
         for r in range(rows):
             top[r] = low
