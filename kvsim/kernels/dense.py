@@ -33,9 +33,9 @@ def padded(n: int, multiple: int) -> int:
 
 def visible(first: np.ndarray, last: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """(u8[N, tokens], u8[tokens]): 1 where first <= position <= last, at each step and at all of them."""
-    flags, every = np.empty((len(last), tokens), np.uint8), np.zeros(tokens, np.uint8)
-    for row, a, b in zip(flags, first, last + 1, strict=True):
-        row[:a], row[a:b], row[b:] = 0, ALIVE, 0
+    flags, every = np.zeros((len(last), tokens), np.uint8), np.zeros(tokens, np.uint8)
+    for row, a, b in zip(flags, first.tolist(), (last + 1).tolist(), strict=True):
+        row[a:b] = ALIVE
     every[first.max() : last.min() + 1] = ALIVE
     return flags, every
 
