@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.kernels.order import changing, live_rows
+from kvsim.kernels.order import changing, live_rows, state_changes, state_slots
 from kvsim.kernels.sparse import ALIVE, KEY_BLUR
 
 Mask = NDArray[np.bool_]
@@ -68,19 +68,16 @@ class Versions:
 
 def versions(pages: Pages, flags: NDArray[np.uint8], t: Ints, matter: int = ALIVE) -> Versions:
     """The states of all pages over the steps of a block, in order of step. matter: the flags (kernels.sparse) that make a state."""
-    every, last, offset = np.arange(len(pages.id)), (pages.id + 1) * pages.size - 1, np.arange(pages.size)
+    every, last = np.arange(len(pages.id)), (pages.id + 1) * pages.size - 1
     moving = np.union1d(pages.moving(flags), np.flatnonzero((last > t[0]) & (last <= t[-1])))
-    slots = np.minimum(pages.start[moving, None] + offset, pages.start[moving + 1, None] - 1)
-    state, full = flags[:, slots] & np.uint8(matter), last[moving] <= t[:, None]
-    changed = (state[1:] != state[:-1]).any(-1) | (full[1:] != full[:-1])
+    changed = np.empty((len(t) - 1, len(moving)), bool)
+    state_changes(flags, matter, pages.start, moving, last[moving] <= t[:, None], changed)
     later, which = np.nonzero(changed)
     step, page = np.append(np.zeros_like(every), later + 1), np.append(every, moving[which])
     number = np.zeros((len(t), len(moving)), np.int64)
     number[0], number[1:][changed] = moving, len(every) + np.arange(len(which))
     of = np.tile(every, (len(t), 1))
     of[:, moving] = np.maximum.accumulate(number, axis=0)
-    inside = offset < np.diff(pages.start)[page][:, None]
-    slot = np.where(inside, pages.start[page][:, None] + offset, 0)
-    now = flags[step[:, None], slot]
-    valid = inside & ((now & ALIVE) > 0)
-    return Versions(page, of, slot, valid, valid & ((now & matter & KEY_BLUR) > 0), last[page] <= t[step])
+    slot, valid, blurred = (np.empty((len(page), pages.size), kind) for kind in (np.int64, bool, bool))
+    state_slots(flags, ALIVE, matter & KEY_BLUR, pages.start, page, step, slot, valid, blurred)
+    return Versions(page, of, slot, valid, blurred, last[page] <= t[step])

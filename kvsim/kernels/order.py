@@ -180,6 +180,32 @@ def live_rows(flags, start, which, alive, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def state_changes(flags, bits, start, which, full, out):
+    """out bool[N - 1, m]: whether a slot of page which[m] has other `bits` in flags u8[N, n] than at the step before, or full bool[N, m]
+    is another."""
+    for i in range(out.shape[0]):
+        before, now = flags[i], flags[i + 1]
+        for m in range(len(which)):
+            differ = full[i + 1, m] != full[i, m]
+            for s in range(start[which[m]], start[which[m] + 1]):
+                differ |= ((now[s] ^ before[s]) & bits) != 0
+            out[i, m] = differ
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def state_slots(flags, alive, blur, start, page, step, slot, valid, blurred):
+    """slot i64[V, S] of page[v] (0: it has no more), valid, blurred bool[V, S]: those that have the bit `alive` at step[v], and `blur` too."""
+    for v in range(len(page)):
+        a, b = start[page[v]], start[page[v] + 1]
+        for s in range(slot.shape[1]):
+            there = a + s < b
+            slot[v, s] = a + s if there else 0
+            now = flags[step[v], slot[v, s]] if there else 0
+            valid[v, s] = (now & alive) != 0
+            blurred[v, s] = valid[v, s] and (now & blur) != 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def first_pages(order, count, chosen):
     """chosen bool[nb, H, P]: the first count[nb] pages of every order i32[nb, H, P]."""
     for i in range(order.shape[0]):
