@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-CACHE_LINE = (
-    64  # bytes, and of a 512-bit register: numpy's own memory begins a quarter of one later, where each register takes two lines
-)
+CACHE_LINE = 64  # bytes, and of a 512-bit register, which takes two lines where numpy's own large arrays begin
 
 Array = NDArray[Any]
 
