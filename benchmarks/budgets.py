@@ -31,8 +31,8 @@ def blocks(source: Source, keep: bool = True):
     past = Past(source, None, 0)
     for index in cut(source, np.arange(len(source.steps))):
         dense = Dense(source, 0, index, keep)
-        held, q = past.held(dense), source.queries(0, index).astype(np.float64)
-        yield read, dense, held, reader.pick(source.steps[index], dense.t, held.pos, held.flags, q, HeldTruth(dense, held))
+        held, steps = past.held(dense), source.steps[index]
+        yield read, dense, held, reader.pick(steps, dense.t, held.pos, held.flags, dense.queries, HeldTruth(dense, held))
         dense.leave()
         del dense, held
 

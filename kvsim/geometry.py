@@ -88,6 +88,10 @@ class Layer:
         """The lowest position that the query at position t sees (keys with pos > t - window)."""
         return 0 if self.window is None else max(0, t - self.window + 1)
 
+    def first_of_each(self, t: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same of every position of an array."""
+        return np.zeros_like(t) if self.window is None else np.maximum(0, t - self.window + 1)
+
     def billed(self, dtype: str, captured: str) -> Layer:
         """The same layer with row bytes in another dtype; rows that are not plain K and V (MLA, quantised) keep theirs."""
         plain = (self.key_dim + self.value_dim) * ITEMSIZE[captured]

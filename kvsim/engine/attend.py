@@ -63,17 +63,18 @@ class Dense:
     def __post_init__(self) -> None:
         src, lay = self.source, self.source.layer
         self.t = src.t[self.index]
-        self.first = np.array([lay.first_visible(int(t)) for t in self.t])
+        self.first = lay.first_of_each(self.t)
         self.group, self.rows = lay.group, len(self.index) * lay.group
         tokens = padded(src.k.shape[1], TILE)
         self.flags, self.every = kernel.visible(self.first, self.t, tokens)
         self.q = kernel.block(src.queries(self.head, self.index).reshape(self.rows, -1))
         self.sink = np.full(len(self.q), NO_SINK)
-        self.sink[: self.rows] = np.tile(src.sinks[self.head], len(self.index))
-        dots, keys = empty((TILE, len(self.q))), src.k[self.head]
+        self.sink[: self.rows].reshape(-1, self.group)[:] = src.sinks[self.head]
         if self.keep:
-            dots, keys = self._room(tokens), src.whole("k", self.head)
-            self.dots = dots
+            self.dots = dots = self._room(tokens)
+            keys = src.whole("k", self.head)
+        else:
+            dots, keys = self._room(TILE), src.k[self.head]
         peak, mass = empty((2, tokens // PAGE, len(self.q)))
         kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, dots, peak, mass)
         self._stats[PAGE] = peak, mass
@@ -89,6 +90,11 @@ class Dense:
     def leave(self) -> None:
         """Last of all: the memory of its dot products is the next block's of this thread."""
         leave(self.memory)
+
+    @property
+    def queries(self) -> Floats:
+        """f64[N, G, d]."""
+        return self.q[: self.rows].reshape(len(self.t), self.group, -1).astype(np.float64)
 
     @cached_property
     def dots(self) -> NDArray[np.float32]:

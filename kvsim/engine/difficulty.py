@@ -36,8 +36,8 @@ def _blocks(source: Source, reader: Reader, past: Past, head: int, levels: NDArr
     for index in blocks(source, np.arange(len(source.steps))):
         block = Dense(source, head, index, keep=False)
         held = past.held(block)
-        q = source.queries(head, index).astype(np.float64)
-        told = reader.ordered(block.t, held.pos, held.flags, q, truth_of(block, held, None, reader.read.index))
+        truth = truth_of(block, held, None, reader.read.index)
+        told = reader.ordered(block.t, held.pos, held.flags, block.queries, truth)
         x, k = features_of(told, levels, block.t - source.request.prompt)
         n, group, pages = told.order.shape
         mass = block.page_mass(reader.read.page)[:, told.pages.id].reshape(n, group, pages)

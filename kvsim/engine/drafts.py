@@ -76,9 +76,8 @@ def _ranked(source: Source, reader: Reader) -> Ranked:
     for index in blocks(source, np.arange(len(source.steps))):
         dense = Dense(source, reader.head, index, keep=False)
         held = past.held(dense)
-        q = source.queries(reader.head, index).astype(np.float64)
         truth = truth_of(dense, held, None, reader.read.index)
-        picked: Picked = reader.pick(source.steps[index], dense.t, held.pos, held.flags, q, truth)
+        picked: Picked = reader.pick(source.steps[index], dense.t, held.pos, held.flags, dense.queries, truth)
         mass = dense.page_mass(size)[:, picked.pages.id].reshape(picked.chosen.shape)
         found.append((picked.chosen, picked.score, picked.rows > 0, picked.forced, mass))
     chosen, score, exists, forced, mass = (np.concatenate(x) for x in zip(*found, strict=True))

@@ -35,9 +35,7 @@ class Estimated:
     def columns(self, block: Dense, got: Attended) -> tuple[Columns, Columns]:
         """Columns [N] that are added to the ledger's, and [N * G] that stand for those of heads."""
         before, after, changed = self._over(block)
-        mass, out = self.estimate.says(
-            before, self.source.queries(self.head, block.index).astype(np.float64), self.source.layer.scale
-        )
+        mass, out = self.estimate.says(before, block.queries, self.source.layer.scale)
         with np.errstate(divide="ignore"):
             own = block.lse[: block.rows] + np.log2(got.sums[:, MASS] + block.sink_mass)
         weight = np.where(np.isneginf(mass.ravel()), 0.0, 1 / (1 + np.exp2(own - mass.ravel() * LOG2E)))

@@ -26,7 +26,7 @@ from kvsim.policies.rules import Rule, gap
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 UNKNOWN = 255  # no state of a page yet
-TOGETHER = 32  # pages whose keys are looked at together: half a MB, which stays in the cache and is not asked of the system anew
+TOGETHER = 64  # pages whose keys are looked at together: a MB, which stays in the cache and is not asked of the system anew
 UNBOUNDED = 1e200  # what an infinite score counts as, so that differences of scores are numbers
 
 
@@ -96,7 +96,7 @@ class Reader:
                 " expected a page for every shard; take fewer shards or smaller pages"
             )
         forced = select.forced_pages(read.forced, pages.id, read.page, t) & exists
-        visible = t + 1 - np.array([lay.first_visible(int(x)) for x in t])
+        visible = t + 1 - lay.first_of_each(t)
         known = {} if known is None else known
         score = _once(known, ("score", *ranking_of(read)), lambda: self.score(t, pages, exists, pos, flags, q, truth))
         ranks = np.ones(len(t), bool) if read.refresh == 1 else self._due(steps)
@@ -128,8 +128,10 @@ class Reader:
 
     def to_pages(self, budget: Any, visible: Ints) -> Ints:
         """i64[N]: a budget at steps that see so many tokens."""
-        lay, size = self.source.layer, self.read.page
-        return np.array([allocate.to_pages(budget, size, int(n), self.source.request, lay) for n in visible])
+        request, lay, size = self.source.request, self.source.layer, self.read.page
+        if getattr(budget, "of", None) != "visible":
+            return np.full(len(visible), allocate.to_pages(budget, size, int(visible[0]), request, lay))
+        return np.array([allocate.to_pages(budget, size, n, request, lay) for n in visible.tolist()])
 
     def _by_rule(
         self,
@@ -211,8 +213,10 @@ class Reader:
         summary = {name: x[None] for name, x in arrays.items()}
         n, group, dim = q.shape
         full = max(self.full_block, n)
-        batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
-        batch[:n, 0], times[:n] = q, t
+        batch, times = q[:, None], t[:]
+        if n < full:
+            batch, times = np.zeros((full, 1, group, dim)), np.full(full, t[-1])
+            batch[:n, 0], times[:n] = q, t
         asked = None
         if TRUTH in self.read.needs:
 
@@ -230,12 +234,8 @@ class Reader:
             x.flags.writeable = False
         got = scored(self.read, view)
         told = np.ascontiguousarray(got[:n, 0])
-        score, few = np.empty((n, group, len(pages.id))), np.flatnonzero((v.of != v.of[0]).any(0))
-        bad = settled(told, exists, UNBOUNDED, score)  # the states at the first step
-        others = np.take_along_axis(told, v.of[:, None, few], -1)
-        bad |= settled(others, exists[:, few], UNBOUNDED, others)
-        score[..., few] = others
-        if bad:
+        score = np.empty((n, group, len(pages.id)))
+        if settled(told, v.moving, v.number, exists, UNBOUNDED, score):
             raise not_a_number(self.read)
         return score
 
@@ -351,13 +351,13 @@ class Summaries:
 
     def _made(self, v: Versions, at: Ints, which: Ints) -> dict[str, NDArray[Any]]:
         """Summaries of some versions, with the float64 keys of no more than TOGETHER pages at a time; at i64[V, S]: positions."""
-        out: dict[str, NDArray[Any]] = {}
+        valid, blurred, closed = v.valid[which], v.blurred[which], v.closed[which]
+        at, out = np.where(valid, at[which], 0), dict[str, NDArray[Any]]()
         for first in range(0, len(which), TOGETHER):
-            one = which[first : first + TOGETHER]
-            valid = v.valid[one]
-            keys, error = self._keys(np.where(valid, at[one], 0), v.blurred[one])
-            for name, x in self.index.summarise(keys, valid, v.closed[one], **error, **self.fitted).items():
-                out.setdefault(name, np.empty((len(which), *x.shape[1:]), x.dtype))[first : first + TOGETHER] = x
+            one = slice(first, first + TOGETHER)
+            keys, error = self._keys(at[one], blurred[one])
+            for name, x in self.index.summarise(keys, valid[one], closed[one], **error, **self.fitted).items():
+                out.setdefault(name, np.empty((len(which), *x.shape[1:]), x.dtype))[one] = x
         return out
 
     def _keys(self, pos: Ints, blurred: Mask) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:

@@ -178,7 +178,7 @@ class _Work:
             and wanted.any()
         ):
             t = src.t[wanted]
-            first = np.array([src.layer.first_visible(int(x)) for x in t])
+            first = src.layer.first_of_each(t)
             budgets = int((t // read.page - first // read.page + 1).min())
             self.curves = Curves(read.page, budgets, src.layer.row_bytes, read.heads)
 
@@ -301,10 +301,8 @@ class _Work:
         if self.record is not None and self.record.reads:
             return _observed(self.record, dense, held, self.read.page)
         assert self.reader is not None
-        src = self.source
-        q = src.queries(dense.head, dense.index).astype(np.float64)
-        known = dense.rankings if self.record is None else None
-        return self.reader.pick(src.steps[dense.index], dense.t, held.pos, held.flags, q, truth, known)
+        steps, known = self.source.steps[dense.index], dense.rankings if self.record is None else None
+        return self.reader.pick(steps, dense.t, held.pos, held.flags, dense.queries, truth, known)
 
     def _live_pages(self, held: Held) -> list[list[int]] | None:
         if self.allocator != "layer" or self.read.page is None:

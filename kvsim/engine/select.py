@@ -114,7 +114,7 @@ def forced_pages(forced: Forced, ids: NDArray[np.int64], size: int, t: NDArray[n
     """bool[N, P]: pages read whatever their score. ids i64[P] on the absolute grid, t i64[N]."""
     first, last = ids * size, (ids + 1) * size - 1
     now = t[:, None]
-    out = np.tile(first < forced.sinks, (len(t), 1))
+    out = np.repeat((first < forced.sinks)[None], len(t), 0)
     if forced.tail:
         out |= ids == now // size
     if forced.recent > 0:

@@ -32,7 +32,7 @@ def half_diagonals(block: Dense, held: Held, pages: Pages) -> Floats:
         rows, valid = keys[held.pos[seen.slot[some]]].astype(np.float64), seen.valid[some, :, None]
         side = np.where(valid, rows, -np.inf).max(1) - np.where(valid, rows, np.inf).min(1)
         out[some] = np.where(seen.valid[some].any(1), np.linalg.norm(side, axis=1) / 2, 0)
-    return out[seen.of]
+    return seen.by_step(out)
 
 
 def age_bucket(age: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -142,7 +142,7 @@ class Source:
         """f64[n, m]: softmax, in float64, of the queries [n, d] at positions t of the g-th query head over the keys [m, d] at positions
         first, first + 1, …; 0 where a query does not see a key."""
         pos = first + np.arange(len(keys))
-        since = np.array([self.layer.first_visible(int(x)) for x in t])
+        since = self.layer.first_of_each(t)
         x = np.where((pos <= t[:, None]) & (pos >= since[:, None]), self.bend(times(q, keys.T)), -np.inf)
         sink = self.sinks[head, g]
         top = np.maximum(x.max(1), sink)[:, None]

@@ -33,11 +33,18 @@ def padded(n: int, multiple: int) -> int:
 
 def visible(first: np.ndarray, last: np.ndarray, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """(u8[N, tokens], u8[tokens]): 1 where first <= position <= last, at each step and at all of them."""
-    flags, every = np.zeros((len(last), tokens), np.uint8), np.zeros(tokens, np.uint8)
-    for row, a, b in zip(flags, first.tolist(), (last + 1).tolist(), strict=True):
-        row[a:b] = ALIVE
+    flags, every = np.empty((len(last), tokens), np.uint8), np.zeros(tokens, np.uint8)
+    _mark(first, last, flags)
     every[first.max() : last.min() + 1] = ALIVE
     return flags, every
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mark(first, last, flags):
+    for i in range(len(flags)):
+        flags[i, : first[i]] = 0
+        flags[i, first[i] : last[i] + 1] = ALIVE
+        flags[i, last[i] + 1 :] = 0
 
 
 def products(keys: np.ndarray, queries: np.ndarray, out: np.ndarray) -> np.ndarray:

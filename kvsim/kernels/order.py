@@ -26,9 +26,9 @@ def _bits(typing, x):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def settled(score, exists, most, out):
-    """out f64[N, H, P] = score f64[N, H, P or more], but not beyond `most` on either side, and -inf where exists bool[N, P] is not.
-    -> whether one is NaN that exists."""
+def settled(score, moving, number, exists, most, out):
+    """out f64[N, H, P] = score f64[N, H, V], but not beyond `most` on either side, and -inf where exists bool[N, P] is not; pages have the
+    score of their place, those at moving i64[M] the one with the number i64[N, M]. -> whether one is NaN that exists."""
     bad = False
     for i in range(out.shape[0]):
         here = exists[i]
@@ -37,6 +37,10 @@ def settled(score, exists, most, out):
             for p in range(len(here)):
                 bad |= here[p] and row[p] != row[p]
                 into[p] = smaller64(larger64(row[p], -most), most) if here[p] else -np.inf
+            for m in range(len(moving)):
+                p, x = moving[m], row[number[i, m]]
+                bad |= here[p] and x != x
+                into[p] = smaller64(larger64(x, -most), most) if here[p] else -np.inf
     return bad
 
 

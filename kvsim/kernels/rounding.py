@@ -21,7 +21,7 @@ E4M3_MIDDLE = (E4M3 + np.append(E4M3[1:], 480.0)) / 2  # past 448 and its roundi
 def stored(x: Floats, dtype: str, side: int) -> Floats:
     """What is kept of x. side -1: the largest number of the dtype that is not above x; +1: the smallest that is not below;
     0: the nearest. Past the largest number of the dtype: +-LARGEST, which stands for unbounded."""
-    if _of(dtype, x):
+    if holds(dtype, x):
         return x
     y = rounded(x, dtype)
     if side:
@@ -30,23 +30,25 @@ def stored(x: Floats, dtype: str, side: int) -> Floats:
     return np.clip(y, -LARGEST, LARGEST)
 
 
-def _of(dtype: str, x: Floats) -> bool:
-    """Whether all numbers are zeros or normal numbers of the dtype, as captured keys are: to see it costs a fraction of rounding."""
+def holds(dtype: str, x: Floats) -> bool:
+    """Whether all are numbers of the dtype, as captured keys are: to see it costs a fraction of rounding them."""
     if dtype not in FORMATS:
         return False
     (bits, least), flat = FORMATS[dtype], x.ravel()
-    return bool(_normal(flat, flat.view(np.uint64), 2.0**least, 2.0 ** (2 - least), np.uint64(2 ** (52 - bits) - 1)))
+    return bool(_held(flat, flat.view(np.uint64), 2.0**least, 2.0 ** (2 - least), 2.0 ** (bits - least), 2 ** (52 - bits) - 1))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _normal(x, bits, least, most, beyond):
-    """Whether every x [n] is 0, or of a size from `least` to below `most` without any of the bits `beyond`; bits u64[n]: those of x."""
+def _held(x, bits, least, most, steps, beyond):
+    """Whether every x [n] is of a size below `most` without any of the bits `beyond` or, below `least`, a whole number of steps, of which 1
+    has `steps`; bits u64[n]: those of x."""
     bad, some = False, np.uint64(0)
     for i in range(len(x)):
         size = abs(x[i])
-        bad |= not (size == 0.0 or (least <= size < most))
-        some |= bits[i]
-    return not bad and (some & beyond) == 0
+        small = size < least
+        bad |= not size < most or (small and np.floor(size * steps) != size * steps)
+        some |= np.uint64(0) if small else bits[i]
+    return not bad and (some & np.uint64(beyond)) == 0
 
 
 def rounded(x: Floats, dtype: str) -> Floats:

@@ -58,7 +58,8 @@ class Together:
             self._summarise(n, self.sources)
         told = [self._score(i, pages, r, h, dots[r, h]) for r in range(len(self.reads)) for h in range(heads)]
         exists, score = np.ones((len(told), len(ids)), bool), np.empty((len(told), group, len(ids)))
-        if settled(np.stack(told), exists, UNBOUNDED, score):
+        one_state = np.zeros(0, np.int64), np.zeros((len(told), 0), np.int64)
+        if settled(np.stack(told), *one_state, exists, UNBOUNDED, score):
             raise not_a_number(self.read)
         forced = np.repeat(select.forced_pages(self.read.forced, ids, self.size, np.array([n - 1])), len(told), 0)
         budgets = np.concatenate([self.reader.to_pages(x.read, np.array([n])) for x in self.reads])

@@ -234,7 +234,7 @@ def _curves(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, l
 
 def _plans(x: Rows, mine: Mapping[str, Rows], chain: Chain, request: Request, layer: Layer) -> None:
     size, last = x["page_size"], (request.prompt + x["step"]) // x["page_size"]
-    first = np.array([layer.first_visible(int(t)) for t in request.prompt + x["step"]]) // size
+    first = layer.first_of_each(request.prompt + x["step"]) // size
     x.must("pages are in ascending order, each once", [bool((np.diff(pages) > 0).all()) for pages in x["pages"]])
     inside = [len(p) > 0 and a <= p[0] and p[-1] <= b for p, a, b in zip(x["pages"], first, last, strict=True)]
     x.must("a step reads pages it can see, at least one", inside)

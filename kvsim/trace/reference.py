@@ -20,7 +20,7 @@ def attend(
     logit = layer.scale * (q @ k.T)
     if layer.softcap is not None:
         logit = layer.softcap * np.tanh(logit / layer.softcap)
-    pos, first = np.arange(len(k)), np.array([layer.first_visible(int(x)) for x in t])
+    pos, first = np.arange(len(k)), layer.first_of_each(t)
     visible = (pos <= t[:, None]) & (pos >= first[:, None])
     visible = visible if read is None else visible & read
     logit = np.where(visible[:, None, :], logit, -np.inf)

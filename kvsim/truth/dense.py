@@ -71,7 +71,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
         for i in range(0, steps, per):
             t = lane.t[i : i + per]
             rows, part = len(t) * lay.group, np.s_[mine, i : i + per]
-            flags, every = kernel.visible(np.array([lay.first_visible(int(x)) for x in t]), t, tokens)
+            flags, every = kernel.visible(lay.first_of_each(t), t, tokens)
             raw = lane.q[i : i + per, mine]
             q = kernel.block(to_float32(raw.reshape(rows, -1)), width)
             sink = np.full(len(q), -1e300)

@@ -49,14 +49,15 @@ def test_a_version_is_the_state_of_its_page(matter, block):
     pages = pages_of(pos, size)
     seen = versions(pages, flags, t, matter)
     assert seen.page[: len(pages.id)].tolist() == [*range(len(pages.id))]  # the states at the first step come first
+    of = seen.by_step(np.arange(len(seen.page)))
     for i, now in enumerate(t):
         for p, page in enumerate(pages.id):
-            v = seen.of[i, p]
+            v = of[i, p]
             valid = seen.valid[v]
             told = [(int(a), bool(b)) for a, b in zip(pos[seen.slot[v][valid]], seen.blurred[v][valid], strict=True)]
             assert (told, bool(seen.closed[v])) == state(pos, flags[i], now, size, page, matter)
             assert seen.page[v] == p
             if i and state(pos, flags[i], now, size, page, matter) == state(pos, flags[i - 1], t[i - 1], size, page, matter):
-                assert v == seen.of[i - 1, p] or (flags[i] != flags[i - 1])[pos // size == page].any()
-    assert len(seen.page) == len(np.unique(seen.of))  # none that no step is in
-    assert (np.diff(seen.of, axis=0) >= 0).all()
+                assert v == of[i - 1, p] or (flags[i] != flags[i - 1])[pos // size == page].any()
+    assert len(seen.page) == len(np.unique(of))  # none that no step is in
+    assert (np.diff(of, axis=0) >= 0).all()

@@ -152,6 +152,17 @@ def test_padded(n, m, want):
     assert dense.padded(n, m) == want
 
 
+def test_what_is_visible():
+    first, last = np.array([0, 2, 5]), np.array([4, 4, 6])
+    flags, every = dense.visible(first, last, 8)
+    at = np.arange(8)
+    want = (first[:, None] <= at) & (at <= last[:, None])
+    assert np.array_equal(flags, want)
+    assert not every.any()
+    flags, every = dense.visible(first[:2], last[:2], 8)
+    assert np.array_equal(every, want[:2].all(0))
+
+
 def test_a_block_is_padded_with_zero_rows():
     rows = np.ones((GRID + 1, 3), np.float32)
     assert dense.block(rows).shape == (2 * GRID, 3)

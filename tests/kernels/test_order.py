@@ -164,16 +164,19 @@ def test_first_pages_of_an_order(seed, steps, heads, pages):
             assert set(np.flatnonzero(chosen[i, h])) == set(orders[i, h, : count[i]])
 
 
-@pytest.mark.parametrize("nan", [None, (1, 0, 2), (1, 1, 3)])
+@pytest.mark.parametrize("nan", [None, (1, 0, 2), (1, 1, 3), (1, 1, 4)])
 def test_settled_scores(nan):
-    """Page 3 does not exist at step 1, and columns beyond the pages are not looked at."""
-    score = np.array([[[0.0, -np.inf, np.inf, 2.5], [1e201, -1e201, -0.0, 1.0]]] * 2)
+    """Page 3 does not exist at step 1; page 0 has two states, pages 2 and 3 three; the last column is one that no step is in."""
+    first = [[[0.0, -np.inf, np.inf, 2.5], [1e201, -1e201, -0.0, 1.0]]] * 2
+    score = np.concatenate([first, [[[3.0, 4.0], [-5.0, np.inf]]] * 2, np.full((2, 2, 1), np.nan)], -1)
     exists = np.array([[True] * 4, [True, True, True, False]])
+    moving, number = np.array([0, 2, 3]), np.array([[0, 2, 3], [4, 5, 1]])
     if nan:
         score[nan] = np.nan
-    more = np.concatenate([score, np.full((2, 2, 1), np.nan)], -1)
-    out = np.empty(score.shape)
-    assert settled(more, exists, 1e200, out) == (nan == (1, 0, 2))
-    want = np.where(exists[:, None], np.clip(score, -1e200, 1e200), -np.inf)
-    there = ~np.isnan(score)
+    out = np.empty((2, 2, 4))
+    assert settled(score, moving, number, exists, 1e200, out) == (nan in ((1, 0, 2), (1, 1, 4)))
+    of = np.array([[0, 1, 2, 3], [4, 1, 5, 1]])
+    want = np.take_along_axis(score, of[:, None], -1)
+    want = np.where(exists[:, None], np.clip(want, -1e200, 1e200), -np.inf)
+    there = ~np.isnan(want)
     assert np.array_equal(out[there], want[there])

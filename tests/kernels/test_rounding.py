@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.kernels.rounding import E4M3, LARGEST, above, rounded, stored
+from kvsim.kernels.rounding import E4M3, LARGEST, above, holds, rounded, stored
 from tests import naive
 
 PATTERNS = np.arange(2**16, dtype=np.uint16)
@@ -60,6 +60,15 @@ def test_the_nearest_fp8_number_halves_to_even(x):
     codes = min(range(127), key=lambda code: (abs(abs(x) - naive.e4m3(code)), code % 2))
     want = naive.e4m3(codes) if abs(x) <= 464 else LARGEST  # halfway to where 480 would be
     assert kept(x, "fp8", 0) == np.copysign(want, x)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_lies_between_two_numbers_is_not_held(dtype):
+    numbers = NUMBERS[dtype]
+    between = (numbers[:-1] + numbers[1:]) / 2
+    assert all(holds(dtype, numbers[i : i + 9]) for i in range(0, len(numbers), 9))
+    assert not any(holds(dtype, x) for x in between[:, None])
+    assert not any(holds(dtype, np.array([x])) for x in (np.inf, -np.inf, np.nan, 2 * numbers[-1]))
 
 
 @pytest.mark.parametrize("dtype", sorted(NUMBERS))

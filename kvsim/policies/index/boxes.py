@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvsim.errors import WrongUse
 from kvsim.kernels import rotate
 from kvsim.kernels.boxes import bounds, corners
-from kvsim.kernels.rounding import stored
+from kvsim.kernels.rounding import holds, stored
 from kvsim.policies.parameters import Checked
 from kvsim.policies.protocol import Floats, Mask, expect
 
@@ -69,10 +69,10 @@ class boxes(metaclass=Checked):
             keys = rotate.turned(keys, basis)
             error = None if error is None else rotate.turned(error, np.abs(basis))
         low, high = (keys, keys) if error is None else (keys - error, keys + error)
-        lo, hi = np.empty((2, len(keys), self.n, keys.shape[2]))
-        corners(low, high, rows, count, lo, hi)
-        outward = int(self.bound)
-        return {"lo": self._stored(lo, -outward), "hi": self._stored(hi, outward)}
+        both = np.empty((2, len(keys), self.n, keys.shape[2]))
+        corners(low, high, rows, count, *both)
+        lo, hi = both if self.dtype == "kv" or holds(self.dtype, both) else self._stored(*both)
+        return {"lo": lo, "hi": hi}
 
     def score(self, q: Floats, summary: dict[str, NDArray[Any]]) -> Floats:
         """q [N, Hkv, G, d], lo and hi [Hkv, P, n, d], basis [Hkv, d, d] -> [N, Hkv, G, P], unscaled."""
@@ -95,9 +95,10 @@ class boxes(metaclass=Checked):
         assert self.rotate in ("hadamard", "random"), "a basis of its own is fitted first"
         return rotate.hadamard(dim) if self.rotate == "hadamard" else rotate.drawn(dim)
 
-    def _stored(self, x: Floats, side: int) -> Floats:
-        """Low (side -1) or high (+1) corners as the dtype holds them."""
-        return x if self.dtype == "kv" else stored(x, self.dtype, side)
+    def _stored(self, lo: Floats, hi: Floats) -> tuple[Floats, Floats]:
+        """Corners as the dtype holds them."""
+        outward = int(self.bound)
+        return stored(lo, self.dtype, -outward), stored(hi, self.dtype, outward)
 
 
 def principal_order(keys: Floats) -> NDArray[np.int64]:
