@@ -108,7 +108,8 @@ class Reader:
         else:
             k = self.to_pages(read.read, visible)
             chosen, order = self.choose(score, exists, forced, k, known)
-            scanned = np.where(exists.sum(1) > k, exists.sum(1), 0)
+            there = exists.sum(1)
+            scanned = np.where(there > k, there, 0)
             sent = self._sent(exists, k, group)
         if read.refresh != 1:
             (chosen, age), order, certified = self._keep_set(steps, t, pages, exists, chosen, ranks), None, None
@@ -119,9 +120,10 @@ class Reader:
 
     def _sent(self, exists: Mask, k: Ints, group: int) -> Ints:
         """i64[N]: with shards that rank together, every one tells its best scores, one list for each ranking."""
-        over, n = self.read.shards, exists.sum(1)
+        over = self.read.shards
         if over is None or over.n == 1 or over.budget != "global":
             return np.zeros(len(k), np.int64)
+        n = exists.sum(1)
         rankings = group if self.read.heads in ("each", "share") else 1
         own = np.stack([np.minimum(n // over.n + (s < n % over.n), k) for s in range(over.n)])
         return np.where(n > k, own.sum(0) * rankings, 0)
