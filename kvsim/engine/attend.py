@@ -74,7 +74,7 @@ class Dense:
             self.dots = dots = self._room(tokens)
             keys = src.whole("k", self.head)
         else:
-            dots, keys = self._room(TILE), src.k[self.head]
+            dots, keys = self._room(kernel.NEAR), src.k[self.head]
         peak, mass = empty((2, tokens // PAGE, len(self.q)))
         kernel.scan(keys, self.q, self.flags, self.every, self.group, src.unit, src.cap, dots, peak, mass)
         self._stats[PAGE] = peak, mass

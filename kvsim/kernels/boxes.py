@@ -24,6 +24,18 @@ VECTOR = 8  # numbers of a 512-bit register; narrower machines split it
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
+def rows_of(valid):
+    """valid bool[m, S] -> rows i64[m, S], count i64[m]: the first count[m] are the places of a page's rows, ascending."""
+    rows, count = np.zeros(valid.shape, np.int64), np.zeros(len(valid), np.int64)
+    for i in range(len(valid)):
+        for s in range(valid.shape[1]):
+            if valid[i, s]:
+                rows[i, count[i]] = s
+                count[i] += 1
+    return rows, count
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def corners(low: Floats, high: Floats, rows: NDArray[np.int64], count: NDArray[np.int64], lo: Floats, hi: Floats) -> None:
     """low, high [m, S, d]: where each key lies, the same array twice when it is known; rows [m, S]: the first count[m] are the page's
     rows in the order they are split; lo, hi [m, n, d].

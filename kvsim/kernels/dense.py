@@ -10,13 +10,14 @@ from numba import njit
 
 from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
 from kvsim.kernels.memory import empty
-from kvsim.kernels.numbers import brains, halves, to_float32
+from kvsim.kernels.numbers import brains, halves
 from kvsim.kernels.order import FEW
 from kvsim.kernels.product import GRID, product, strips
 from kvsim.kernels.wide import wide
 
 ROWS = 256  # 64 rows reach three quarters of their speed, 1 024 little more (benchmarks/grid.py), for four times the memory
 TILE = 512
+NEAR = 128  # tokens whose products and statistics are made while they are near: 256 KB with their keys, of half a MB or more
 LOG2E = 1.4426950408889634
 PAGE = 16  # tokens whose sums make the denominator of dense attention; divides TILE
 NONE = -1e30  # below every logit; -inf would make inf - inf on empty pages
@@ -61,24 +62,22 @@ def block(rows: np.ndarray, least: int = 1) -> np.ndarray:
 
 
 def scan(keys, queries, flags, every, group, unit, cap, dots, peak, mass) -> None:
-    """Products and the statistics of pages of PAGE tokens, tile by tile while a tile is in the cache: dots f32[n, R] of keys
-    [n, d] and queries f32[R, d], or f32[TILE, R] where they are not kept; peak, mass f32[n / PAGE, R] as page_stats32 has them.
+    """Products and the statistics of pages of PAGE tokens, while they are in the cache: dots f32[n, R] of keys
+    [n, d] and queries f32[R, d], or f32[NEAR, R] where they are not kept; peak, mass f32[n / PAGE, R] as page_stats32 has them.
 
-    keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 a tile at a time."""
-    start, near = np.arange(0, TILE + 1, PAGE), np.empty((TILE, keys.shape[1]), np.float32)
+    keys: float32 and padded, or raw numbers (kernels.numbers), which become float32 as they are looked at."""
+    start, near = np.arange(0, NEAR + 1, PAGE), np.empty((NEAR, keys.shape[1]), np.float32)
     given = strips(queries.T), flags, every, start, group, np.float32(unit), np.float32(cap), dots, peak, mass
     if keys.dtype.itemsize == 2:
         _scan_raw(keys.view(np.uint16), keys.dtype == np.float16, near, *given)
-        return
-    for t in range(0, len(peak) * PAGE, TILE):
-        rows = keys[t : t + TILE]
-        _scan_tile(rows if len(rows) == TILE else to_float32(rows, out=near), t, *given)
+    else:
+        _scan_float(keys, near, *given)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _scan_raw(keys, half, near, turned, flags, every, start, group, unit, cap, dots, peak, mass):
-    for t in range(0, len(peak) * PAGE, TILE):
-        rows = keys[t : t + TILE]
+    for t in range(0, len(peak) * PAGE, NEAR):
+        rows = keys[t : t + NEAR]
         if half:
             halves(rows, near)
         else:
@@ -88,12 +87,23 @@ def _scan_raw(keys, half, near, turned, flags, every, start, group, unit, cap, d
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _scan_float(keys, near, turned, flags, every, start, group, unit, cap, dots, peak, mass):
+    for t in range(0, len(peak) * PAGE, NEAR):
+        rows = keys[t : t + NEAR]
+        if len(rows) < NEAR:
+            near[: len(rows)] = rows
+            near[len(rows) :] = 0
+            rows = near
+        _scan_tile(rows, t, turned, flags, every, start, group, unit, cap, dots, peak, mass)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _scan_tile(keys, t, turned, flags, every, start, group, unit, cap, dots, peak, mass):
-    """keys f32[TILE, d] of the tokens from t on."""
-    out = dots[t : t + TILE] if len(dots) == len(peak) * PAGE else dots
-    first, stop = t // PAGE, (t + TILE) // PAGE
+    """keys f32[NEAR, d] of the tokens from t on."""
+    out = dots[t : t + NEAR] if len(dots) == len(peak) * PAGE else dots
+    first, stop = t // PAGE, (t + NEAR) // PAGE
     product(keys, turned, out)
-    page_stats32(out, flags[:, t : t + TILE], every[t : t + TILE], start, group, unit, cap, peak[first:stop], mass[first:stop])
+    page_stats32(out, flags[:, t : t + NEAR], every[t : t + NEAR], start, group, unit, cap, peak[first:stop], mass[first:stop])
 
 
 def bend(dots, unit, cap):

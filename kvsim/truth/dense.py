@@ -58,7 +58,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
     tokens = kernel.padded(lane.request.total, TILE)
     kept = output or top > 0
     per = max(1, (ROWS if kept else 2 * ROWS) // lay.group)  # more are a little faster, and cost memory once they are kept
-    length, width = tokens if kept else TILE, kernel.padded(min(per, steps) * lay.group, GRID)
+    length, width = tokens if kept else kernel.NEAR, kernel.padded(min(per, steps) * lay.group, GRID)
     memory = room(length * width)
     dots = memory[: length * width].reshape(length, width)
     stats = empty((2, tokens // PAGE, width))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvsim.kernels.boxes import TILE, bounds, corners
+from kvsim.kernels.boxes import TILE, bounds, corners, rows_of
 from tests import naive
 
 
@@ -19,6 +19,12 @@ def scene(steps, heads, group, pages, n, d, seed=0):
     rng = np.random.default_rng(seed)
     lo = rng.standard_normal((heads, pages, n, d))
     return rng.standard_normal((steps, heads, group, d)), lo, lo + rng.random(lo.shape)
+
+
+def test_rows_of_pages():
+    valid = np.random.default_rng(0).random((50, 7)) < 0.5
+    rows, count = rows_of(valid)
+    assert [r[:c].tolist() for r, c in zip(rows, count, strict=True)] == [np.flatnonzero(x).tolist() for x in valid]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16])

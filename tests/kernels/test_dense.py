@@ -185,6 +185,28 @@ def test_a_scan_is_products_and_page_statistics(n, rows, dim):
     assert np.allclose(stats[1][:, :3], mass, rtol=2e-6)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.uint16])
+@pytest.mark.parametrize("n", [1, dense.NEAR, TILE + 17])
+def test_a_scan_of_keys_as_stored_is_that_of_padded_ones(n, kind):
+    """Products of tokens that are not there are 0, and where products are not kept the statistics are the same."""
+    keys, q = tiles(0, n, 5, 8)
+    if kind == np.float16:
+        keys = keys.astype(kind).astype(np.float32)
+    elif kind == np.uint16:
+        keys = (keys.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    raw = (keys.view(np.uint32) >> 16).astype(kind)[:n] if kind == np.uint16 else keys[:n].astype(kind)
+    flags = (np.arange(len(keys)) < n)[None].astype(np.uint8)
+    got = []
+    for rows, room in ((keys, len(keys)), (raw, len(keys)), (raw, dense.NEAR)):
+        dots, stats = np.full((room, len(q)), np.nan, np.float32), np.empty((2, len(keys) // PAGE, len(q)), np.float32)
+        dense.scan(rows, q, flags, flags[0], len(q), 0.3, 0.0, dots, *stats)
+        got.append((dots, stats))
+    assert not got[1][0][n:].any()
+    assert np.array_equal(got[1][0], got[0][0])
+    assert np.array_equal(got[1][1], got[0][1])
+    assert np.array_equal(got[2][1], got[0][1])
+
+
 @pytest.mark.parametrize("cap", [0.0, 3.0])
 def test_an_output_has_the_same_bits_whatever_rows_stand_beside_it(cap):
     keys, q = tiles(3, TILE + 40, ROWS, 64)

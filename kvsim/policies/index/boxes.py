@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import WrongUse
 from kvsim.kernels import rotate
-from kvsim.kernels.boxes import bounds, corners
+from kvsim.kernels.boxes import bounds, corners, rows_of
 from kvsim.kernels.rounding import holds, stored
 from kvsim.policies.parameters import Checked
 from kvsim.policies.protocol import Floats, Mask, expect
@@ -58,8 +58,7 @@ class boxes(metaclass=Checked):
         self, keys: Floats, valid: Mask, closed: Mask, *, error: Floats | None = None, basis: Floats | None = None
     ) -> dict[str, NDArray[Any]]:
         """keys [m, S, d], valid [m, S], closed [m] -> lo, hi [m, n, d]. error [m, S, d]: how far each key may lie from what is read."""
-        rows = np.argsort(~valid, axis=1, kind="stable")
-        count = valid.sum(axis=1)
+        rows, count = rows_of(valid)
         if self.by == "cluster" and self.n > 1:
             for i in np.flatnonzero(closed & (count > 1)):
                 mine = rows[i, : count[i]]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.kernels.boxes import bounds, corners
+from kvsim.kernels.boxes import bounds, corners, rows_of
 from kvsim.kernels.rounding import stored
 from kvsim.policies.parameters import Checked
 from kvsim.policies.protocol import Floats, Mask
@@ -50,5 +50,5 @@ class sphere(metaclass=Checked):
 def middle(keys: Floats, valid: Mask) -> Floats:
     """keys [m, S, d], valid [m, S] -> the centres of their boxes, [m, d]."""
     lo, hi = np.empty((2, len(keys), 1, keys.shape[2]))
-    corners(keys, keys, np.argsort(~valid, axis=1, kind="stable"), valid.sum(axis=1), lo, hi)
+    corners(keys, keys, *rows_of(valid), lo, hi)
     return (lo[:, 0] + hi[:, 0]) / 2
