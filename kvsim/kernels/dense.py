@@ -12,7 +12,7 @@ from kvsim.kernels.exp import exp2_32, exp2_64, larger32, larger64
 from kvsim.kernels.memory import empty
 from kvsim.kernels.numbers import brains, halves
 from kvsim.kernels.order import FEW
-from kvsim.kernels.product import GRID, product, strips
+from kvsim.kernels.product import GRID, pack, pack_raw, product, strips
 from kvsim.kernels.wide import wide
 
 ROWS = 256  # 64 rows reach three quarters of their speed, 1 024 little more (benchmarks/grid.py), for four times the memory
@@ -113,32 +113,37 @@ def bend(dots, unit, cap):
 
 def output(dots, values, flags, every, group, unit, cap, lse, beside=None) -> np.ndarray:
     """Attention output f64[R, dv] over values [n, dv], float32 and padded or raw numbers as in `scan`; tile sums in float32, their total in
-    float64. beside: called with every tile (a slice) that is seen, while its products are near."""
+    float64. beside: who looks at every tile (all of its pages are its own) that is seen, while its products are near."""
     rows, dim = dots.shape[1], values.shape[1]
-    total, w = np.zeros((rows, dim)), empty((TILE, rows))
-    part, near = np.empty((rows, padded(dim, GRID)), np.float32), lse.astype(np.float32)
-    there = None
-    for t in range(0, len(dots), TILE):
-        tile = slice(t, t + TILE)
-        if every[tile].any() or flags[:, tile].any():
-            there = strips(values[tile], TILE, there)
-            _add_tile(
-                dots[tile], flags[:, tile], every[tile], there, group, np.float32(unit), np.float32(cap), near, w, part, total
-            )
-            if beside is not None:
-                beside(tile)
-    return total * np.exp2(near - lse)[:, None]  # the weights were taken against the rounded denominator
+    half, top = None, lse.astype(np.float32)
+    if values.dtype.itemsize == 2:
+        half, values = values.dtype == np.float16, values.view(np.uint16)
+    total, w, part = np.zeros((rows, dim)), empty((TILE, rows)), np.empty((rows, padded(dim, GRID)), np.float32)
+    there, looking = strips(np.zeros((1, dim), np.float32), TILE), None if beside is None else beside.given
+    _output(dots, values, half, flags, every, group, np.float32(unit), np.float32(cap), top, there, w, part, total, looking)
+    return total * np.exp2(top - lse)[:, None]  # the weights were taken against the rounded denominator
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_tile(dots, flags, every, values, group, unit, cap, top, w, part, total):
-    """total f64[R, dv] += weights of dots [TILE, R], made in w, times values in strips, made in part f32[R, dv or more]."""
-    weights(dots, flags, every, group, unit, cap, top, w)
-    product(w.T, values, part)
-    for i in range(total.shape[0]):
-        into, row = total[i], part[i]
-        for j in range(len(into)):
-            into[j] += np.float64(row[j])
+def _output(dots, values, half, flags, every, group, unit, cap, top, there, w, part, total, looking):
+    """total f64[R, dv] += weights of dots [n, R], made in w a tile at a time, times values in strips, made `there`, in part f32[R, dv or
+    more]. half: whether raw values are float16; None: they are float32."""
+    for t in range(0, len(dots), TILE):
+        near, seen, all_ = dots[t : t + TILE], flags[:, t : t + TILE], every[t : t + TILE]
+        if not (all_.any() or seen.any()):
+            continue
+        if half is None:
+            pack(values[t : t + TILE], there)
+        else:
+            pack_raw(values[t : t + TILE], half, there)
+        weights(near, seen, all_, group, unit, cap, top, w)
+        product(w.T, there, part)
+        for i in range(total.shape[0]):
+            into, row = total[i], part[i]
+            for j in range(len(into)):
+                into[j] += np.float64(row[j])
+        if looking is not None:
+            _look(t // PAGE, (t + TILE) // PAGE, *looking)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -161,14 +166,15 @@ class Strongest:
     def __init__(self, dots, flags, every, start, peak, keys, queries, group, longest, many):
         rows = len(queries)
         error = (keys.shape[1] + 2) * 2.0**-24 * np.linalg.norm(queries, axis=1) * longest
-        self.slots = dots, flags, every, start, peak, floors(peak, many, error.astype(np.float32)), group
+        slots = dots, flags, every, start, peak, floors(peak, many, error.astype(np.float32)), group
         self.exact = error, keys, queries, many
         room = rows, CANDIDATES * many + int(np.diff(start).max(initial=0))
         self.waiting = np.zeros(room, np.int32), np.empty(room, np.float32), np.zeros(rows, np.int64)
+        self.given = *slots, *self.exact, *self.waiting
 
     def look(self, first: int, stop: int) -> None:
         """At pages first ... stop; all once, in order."""
-        _look(first, stop, *self.slots, *self.exact, *self.waiting)
+        _look(first, stop, *self.given)
 
     def told(self) -> tuple[np.ndarray, np.ndarray]:
         """(slots i32[R, many], how many of them i64[R]), once all pages were looked at."""

@@ -33,14 +33,14 @@ def strips(b: Array, rows: int | None = None, out: Array | None = None) -> Array
         width = ACROSS * CACHE_LINE // kind.itemsize
         out = empty((-(-b.shape[1] // GRID) * GRID // width, rows or len(b), width), kind)
     if b.dtype.itemsize == 2:
-        _pack_raw(b.view(np.uint16), b.dtype == np.float16, out)
+        pack_raw(b.view(np.uint16), b.dtype == np.float16, out)
     else:
-        _pack(b, out)
+        pack(b, out)
     return out
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _pack(b, out):
+def pack(b, out):
     """numpy's own copies, of pieces of a row, take twice as long."""
     many, _, width = out.shape
     for j in range(len(b)):
@@ -53,7 +53,7 @@ def _pack(b, out):
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _pack_raw(b, half, out):
+def pack_raw(b, half, out):
     """The same of 16-bit numbers."""
     many, _, width = out.shape
     for j in range(len(b)):

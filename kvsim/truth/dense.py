@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,7 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
             if keys is not None:
                 strongest = kernel.Strongest(dots, flags, every, start, stats[0], keys, q, lay.group, longest, top)
             if out is not None:
-                beside = None if strongest is None else partial(_look, strongest)
-                found = kernel.output(dots, lane.v[h], flags, every, lay.group, unit, cap, denominator, beside)
+                found = kernel.output(dots, lane.v[h], flags, every, lay.group, unit, cap, denominator, strongest)
                 out[part] = _heads_first(found, shape)
             elif strongest is not None:
                 strongest.look(0, len(stats[0]))
@@ -99,10 +98,6 @@ def dense(lane: Lane, output: bool = True, top: int = 64) -> Truth:
                 best[part] = _heads_first(np.where(np.arange(top) < count[:, None], found, -1), shape)
     leave(memory)
     return Truth(lane.steps, lane.t, lse, out, best, tuple(map(tuple, told)))
-
-
-def _look(strongest: kernel.Strongest, tile: slice) -> None:
-    strongest.look(tile.start // PAGE, tile.stop // PAGE)
 
 
 def _heads_first(rows: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[Any]:
