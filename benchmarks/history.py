@@ -69,13 +69,8 @@ def draw() -> None:
     )
     line = alt.Chart(pl.DataFrame({"part": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="part:Q")
     PICTURE.parent.mkdir(exist_ok=True)
-    room = {
-        "left": 90,
-        "right": 5,
-        "top": 5,
-        "bottom": 5,
-    }  # a browser's font may be wider than the one that the picture was set in
-    (line + dots).properties(padding=room).save(PICTURE)
+    # a browser's font may be wider than the one that the picture was set in
+    (line + dots).properties(padding={"left": 90, "right": 5, "top": 5, "bottom": 5}).save(PICTURE)
 
 
 def table(told: list[dict[str, Any]]) -> str:

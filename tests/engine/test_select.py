@@ -156,6 +156,9 @@ def test_the_first_pages_of_an_order():
     assert order.tolist() == [[[0, 1, 2, 3]]]
     chosen = lambda k: pick(order, exists, forced, np.array([k]), "each", 1)[0, 0].astype(int).tolist()  # noqa: E731
     assert [chosen(k) for k in (1, 2, 3, 9)] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+    assert page_order(score, np.array([[True, True, False, True]]), np.array([[False, True, True, False]])).tolist() == [
+        [[1, 3, 0, 2]]
+    ]  # forced, but not there
     both = np.array([[True, True, False, False]])
     assert pick(page_order(score, exists, both), exists, both, np.array([1]), "each", 1)[0, 0].astype(int).tolist() == [
         1,
